@@ -157,7 +157,7 @@ class Op:
     """Operations of one kind in one place, as polynomials in micro-batch, sequence and decoder sequence.
 
     ``stack`` is the index of the repeated block it lives in, −1 outside. ``launches`` counts kernels of one block
-    (or of the outside part) in one micro-batch. ``bytes`` are read plus written by all of them. Only products,
+    (or of the outside part, where it may be negative: the first or last block does less) in one micro-batch. ``bytes`` are read plus written by all of them. Only products,
     convolutions and attention keep ``dims``: (batch, m, n, k) for products (m rows of output, n columns),
     (batch × heads, query length, key length, head size) for attention; and then ``flops`` is of all ``launches``.
     ``bits`` is the width of the operands. ``pad``: what the leading dimensions of the operands are a multiple of
@@ -169,7 +169,7 @@ class Op:
     phase: Phase
     stack: int = -1
     bits: Literal[16, 32] = 32
-    launches: float
+    launches: Poly
     bytes: Poly = ()
     flops: Poly = ()
     dims: tuple[Poly, Poly, Poly, Poly] | None = None
@@ -181,11 +181,11 @@ class Op:
 class MemoryPoint:
     """One moment of a micro-batch at which memory may peak; all polynomials are bytes beyond the static parts.
 
-    ``blocks[i]`` says how many of stack i's *middle* blocks (depth − 3 beyond the traced three) have left their
-    activations behind at that moment (0 or 1 times depth − 3), ``graded[i]`` how many have been walked back.
-    ``activations``, ``logits``, ``temporary`` and ``gradients`` add up to the live bytes; ``gradients`` is what the
-    backward pass has produced so far in a step without accumulation; ``gradients_in_flight`` the part of it that an
-    accumulating step would hold beside its full gradients.
+    ``activations``, ``logits``, ``temporary`` and ``gradients`` add up to the live bytes at the traced depth of three
+    blocks a stack; ``gradients`` is what the backward pass has produced so far in a step without accumulation,
+    ``gradients_in_flight`` the part of it that an accumulating step holds beside its full gradients.
+    ``block_activations[i]`` and ``block_gradients[i]`` are added once per block of stack i beyond the third;
+    ``block_activations`` is empty of terms where those blocks hold nothing (not run yet, or walked back).
     """
 
     __pydantic_config__: ClassVar[Any] = _STRICT
@@ -195,16 +195,15 @@ class MemoryPoint:
     temporary: Poly = ()
     gradients: Poly = ()
     gradients_in_flight: Poly = ()
-    blocks: tuple[int, ...] = ()
-    graded: tuple[int, ...] = ()
+    block_activations: tuple[Poly, ...] = ()
+    block_gradients: tuple[Poly, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """What the device does under one choice of numerics, attention and checkpointing.
 
-    ``block_activations[i]``: bytes one middle block of stack i leaves alive after its forward pass;
-    ``block_gradients[i]``: gradient bytes that it adds when walked back.
+    ``block_saved[i]``: bytes that one middle block of stack i keeps for its backward pass.
     """
 
     __pydantic_config__: ClassVar[Any] = _STRICT
@@ -213,8 +212,7 @@ class Variant:
     checkpointed: bool
     ops: tuple[Op, ...]
     memory: tuple[MemoryPoint, ...]
-    block_activations: tuple[Poly, ...] = ()
-    block_gradients: tuple[Poly, ...] = ()
+    block_saved: tuple[Poly, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,191 @@
+"""From a recording to what the simulator keeps: operations per block, and the few moments at which memory can peak."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration import monomials
+from calibration.recorder import NEVER, Allocation, OpRecord, Recording
+from profiles.schema import MemoryPoint, Op, Poly, Stack
+
+Array = npt.NDArray[np.float64]
+_SHAPED = {"matmul", "bmm", "attention"}
+_GRANULE = 512  # CUDA's caching allocator rounds every request up to 512 bytes
+CATEGORIES = ("activations", "logits", "temporary", "gradients")
+
+
+# ------------------------------------------------------------------------------------------------- operations
+
+
+def collect_ops(ops: Iterable[OpRecord], stacks: tuple[Stack, ...]) -> tuple[Op, ...]:
+    """Operations of one middle block per stack, and of the outside: everything less three middle blocks."""
+    totals: dict[tuple[object, ...], list[float]] = {}
+    sums: dict[tuple[object, ...], list[Poly]] = {}
+    for op in ops:
+        middle = op.block is not None and op.block[1] == 1
+        places = [(-1, 1.0)]
+        if middle and op.block is not None:
+            places = [(op.block[0], 1.0), (-1, -2.0)]
+        for stack, factor in places:
+            key = _key(op, stack)
+            totals.setdefault(key, []).append(factor)
+            sums.setdefault(key, []).append(monomials.scale(op.bytes, factor))
+    return tuple(_op(key, sum(totals[key]), monomials.add(*sums[key])) for key in totals if sum(totals[key]))
+
+
+def _key(op: OpRecord, stack: int) -> tuple[object, ...]:
+    shaped = op.kind in _SHAPED
+    dims, pad = (op.dims, op.pad) if shaped else (None, "aligned")
+    flops = op.flops if shaped or op.kind == "conv" else ()
+    return (op.kind, op.phase, stack, op.bits, dims, pad, flops, op.causal and shaped)
+
+
+def _op(key: tuple[object, ...], launches: float, moved: Poly) -> Op:
+    kind, phase, stack, bits, dims, pad, flops, causal = key
+    shape = None if dims is None else tuple((term,) for term in dims)  # type: ignore[attr-defined]
+    return Op(
+        kind=kind, phase=phase, stack=stack, bits=bits, launches=((launches, 0, 0, 0),), bytes=moved,  # type: ignore[arg-type]
+        flops=monomials.scale(flops, launches), dims=shape, pad=pad, causal=causal,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------- memory
+
+
+class Timeline:
+    """Live bytes during every operation, split by category, as coefficients over the recording's monomials."""
+
+    def __init__(self, recording: Recording, allocations: list[Allocation], stacks: tuple[Stack, ...]) -> None:
+        self.recording, self.stacks = recording, stacks
+        self.basis = sorted({a.size[1:] for a in allocations})
+        self.count = recording.count
+        self._category = [_category(a, recording) for a in allocations]
+        self._allocations = allocations
+        self.live = {c: self._curve(lambda a, k, c=c: k == c) for c in CATEGORIES}
+        self.in_flight = self._curve(lambda a, k: k == "gradients", accumulating=True)
+        self.middle = [self._middle(i, "activations") for i in range(len(stacks))]
+        self.middle_gradients = [self._middle(i, "gradients") for i in range(len(stacks))]
+
+    def _curve(self, keep, accumulating: bool = False) -> Array:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        steps = np.zeros((self.count + 2, len(self.basis)))
+        for made, category in zip(self._allocations, self._category, strict=True):
+            if keep(made, category):
+                death = min(made.death, made.accumulated) if accumulating else made.death
+                column = self.basis.index(made.size[1:])
+                steps[made.birth, column] += rounded(made)
+                if death < self.count:
+                    steps[death + 1, column] -= rounded(made)
+        return np.cumsum(steps, axis=0)[: self.count + 1]
+
+    def _middle(self, stack: int, category: str) -> Array:
+        return self._curve(
+            lambda a, k: a.block == (stack, 1) and (k == "gradients") == (category == "gradients")
+        )
+
+    def poly(self, row: Array) -> Poly:
+        """A row of coefficients as a polynomial."""
+        return tuple((float(c), *exponents) for c, exponents in zip(row, self.basis, strict=True) if abs(c) > 0.5)
+
+
+def rounded(made: Allocation) -> float:
+    """The size's coefficient; a constant is rounded up as the caching allocator does."""
+    coefficient, *exponents = made.size
+    return coefficient if any(exponents) else float(-(-int(coefficient) // _GRANULE) * _GRANULE)
+
+
+def _category(made: Allocation, recording: Recording) -> str:
+    if made.gradient:
+        return "gradients"
+    if made.logits:
+        return "logits"
+    return "activations" if made.phase == "forward" and made.death >= recording.forward_end else "temporary"
+
+
+def memory_points(timeline: Timeline, grid: Array) -> tuple[MemoryPoint, ...]:
+    """The moments that are the peak for some size in ``grid`` (rows: micro-batch, seq, decoder seq).
+
+    Sizes in between peak at one of them too, or within a fraction of a per cent: live bytes are smooth in the sizes.
+    """
+    moments = [m for n in range(1, timeline.count + 1) for m in _moments(timeline, n)]
+    powers = np.array(timeline.basis, dtype=float)
+    values = np.prod(grid[:, None, :] ** powers[None, :, :], axis=2)
+    total = np.stack([m.total(timeline) for m in moments])
+    accumulating = np.stack([m.total(timeline, accumulating=True) for m in moments])
+    chosen: Counter[int] = Counter()
+    for rows in (total, accumulating):
+        chosen.update(np.argmax(values @ rows.T, axis=1).tolist())
+    return tuple(moments[i].point(timeline) for i in sorted(chosen))
+
+
+class _Moment:
+    """Operation n, with every stack's other blocks in a definite state (rows of ``middle`` to add per block)."""
+
+    def __init__(self, n: int, states: tuple[int, ...]) -> None:
+        self.n, self.states = n, states
+
+    def _extra(self, curves: list[Array]) -> list[Array]:
+        return [curve[state] for curve, state in zip(curves, self.states, strict=True)]
+
+    def total(self, timeline: Timeline, accumulating: bool = False) -> Array:
+        """Coefficients of all live bytes at the real depth; without the full gradients when ``accumulating``."""
+        held = ("activations", "logits", "temporary") if accumulating else CATEGORIES
+        row = sum((timeline.live[c][self.n] for c in held), np.zeros(len(timeline.basis)))
+        row = row + timeline.in_flight[self.n] if accumulating else row
+        for i, stack in enumerate(timeline.stacks):
+            more = self._extra(timeline.middle)[i]
+            if not accumulating:
+                more = more + self._extra(timeline.middle_gradients)[i]
+            row = row + (stack.depth - 3) * more
+        return np.asarray(row)
+
+    def point(self, timeline: Timeline) -> MemoryPoint:
+        """The moment as stored."""
+        live = {c: timeline.poly(timeline.live[c][self.n]) for c in CATEGORIES}
+        return MemoryPoint(
+            label=_label(timeline.recording, self.n),
+            **live,
+            gradients_in_flight=timeline.poly(timeline.in_flight[self.n]),
+            block_activations=tuple(timeline.poly(row) for row in self._extra(timeline.middle)),
+            block_gradients=tuple(timeline.poly(row) for row in self._extra(timeline.middle_gradients)),
+        )
+
+
+def _moments(timeline: Timeline, n: int) -> list[_Moment]:
+    """Inside a middle block its siblings may be all before or all after; elsewhere they are as the traced one is."""
+    choices: list[tuple[int, ...]] = [()]
+    for i in range(len(timeline.stacks)):
+        begin, end, back, done = _span(timeline.recording, i)
+        if begin < n <= end:
+            states: tuple[int, ...] = (begin, end)
+        elif back < n <= done:
+            states = (back, min(done + 1, timeline.count))
+        else:
+            states = (n,)
+        choices = [(*c, s) for c in choices for s in states]
+    return [_Moment(n, c) for c in choices]
+
+
+def _span(recording: Recording, stack: int) -> tuple[int, int, int, int]:
+    """Operations seen when the middle block's forward began and ended, and its backward began and ended."""
+    return (
+        recording.entered[stack, 1], recording.entered[stack, 2],
+        recording.backed.get((stack, 1), NEVER), recording.backed.get((stack, 0), NEVER),
+    )  # fmt: skip
+
+
+def _label(recording: Recording, n: int) -> str:
+    if n <= recording.forward_end:
+        last = max((e for e in recording.entered.values()), default=0)
+        return "forward" if n <= last else "end of forward"
+    first = min((b for b in recording.backed.values()), default=recording.count)
+    return "backward at the head" if n <= first else "backward in the blocks"
+
+
+def block_saved(timeline: Timeline) -> tuple[Poly, ...]:
+    """Bytes each middle block keeps for its backward pass, seen when the backward pass begins."""
+    after = min(timeline.recording.forward_end + 1, timeline.count)
+    return tuple(timeline.poly(curve[after]) for curve in timeline.middle)
