@@ -43,6 +43,7 @@ class Prediction:
     provenance: Provenance
     time_breakdown_s: dict[str, float] = field(default_factory=dict)
     memory_breakdown_bytes: dict[str, int] = field(default_factory=dict)
+    measured_step_s: float | None = None
     warnings: tuple[str, ...] = ()
 
     @property

@@ -1,0 +1,230 @@
+"""Time by component: how many seconds each physical cause would take alone, for many sizes of one choice at once.
+
+A *component* is one physical cause with one correction of its own: matrix products of one dtype and alignment, fused
+attention by width and phase, each kind of bandwidth-bound work, a floor per kernel, host dispatch, the optimizer.
+Columns of every matrix here follow ``COMPONENTS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.schema import Op, Poly, Rate, Recipe, Variant, Workload
+from simulator.case import variant_of
+from simulator.rates import HEAD_SIZES, rate_value
+from simulator.techniques import optimizer as optimizers
+from simulator.techniques.checkpointing import checkpointed_blocks
+from simulator.techniques.precision import PRECISIONS
+
+FloatArray = NDArray[np.float64]
+Group = Literal["gpu", "host", "step_gpu", "step_host", "sync"]
+
+VIEW_COST = 0.4
+"""Host cost of an operation that only makes a view, relative to one that launches a kernel."""
+TILE = 128
+"""Rows and columns of the output tile that one multiprocessor works on in large matrix products."""
+_BANDWIDTH = ("elementwise", "strided", "concat", "softmax", "norm", "reduce", "embedding", "dropout", "fill")
+
+
+def _component_table() -> dict[str, Group]:
+    table: dict[str, Group] = {}
+    for product in ("fp32", "tf32", "fp16", "bf16"):
+        table |= {f"matmul.{product}.{pad}": "gpu" for pad in ("aligned", "even", "odd")}
+    table |= {f"bmm.{kind}": "gpu" for kind in ("32", "tf32", "16")}
+    table |= {f"conv.{bits}": "gpu" for bits in ("32", "16")}
+    table |= {f"attention.{bits}.{phase}": "gpu" for bits in ("16", "32") for phase in ("forward", "backward")}
+    table |= dict.fromkeys(_BANDWIDTH, "gpu")
+    table |= {"floor": "gpu", "compiled.bytes": "gpu", "compiled.floor": "gpu"}
+    table |= {f"dispatch.{phase}": "host" for phase in ("forward", "backward", "recompute")}
+    table |= {"compiled.dispatch": "host"}
+    table |= {f"optimizer.{name}": "step_gpu" for name in optimizers.OPTIMIZERS}
+    return table | {"clip": "step_gpu", "optimizer.floor": "step_gpu", "optimizer.dispatch": "step_host", "sync": "sync"}
+
+
+COMPONENTS: dict[str, Group] = _component_table()
+INDEX: dict[str, int] = {name: i for i, name in enumerate(COMPONENTS)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The knobs that change what the device does, apart from sizes."""
+
+    precision: str
+    attention: str
+    compile: str
+    checkpointing: str
+    optimizer: str
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Choice:
+        """A recipe's choice."""
+        return cls(
+            precision=recipe.precision, attention=recipe.attention, compile=recipe.compile,
+            checkpointing=recipe.checkpointing, optimizer=recipe.optimizer,
+        )  # fmt: skip
+
+
+def variant_for(workload: Workload, choice: Choice) -> Variant:
+    """The traced variant behind a choice that the rules admit."""
+    numerics = PRECISIONS[choice.precision].numerics
+    variant = variant_of(workload, numerics, choice.attention, choice.checkpointing != "none")
+    assert variant is not None, f"{workload.name} has no {choice} variant; the rules should have refused it"
+    return variant
+
+
+def evaluate(poly: Poly, sizes: FloatArray) -> FloatArray | float:
+    """The polynomial at rows (micro-batch, seq, decoder seq) of ``sizes``."""
+    total: FloatArray | float = 0.0
+    for coefficient, i, j, k in poly:
+        term: FloatArray | float = coefficient
+        for column, exponent in enumerate((i, j, k)):
+            for _ in range(exponent):
+                term = term * sizes[:, column]
+        total = total + term
+    return total
+
+
+def component_seconds(
+    workload: Workload, rates: Mapping[str, Rate], choice: Choice, sizes: FloatArray, ranks: int = 1
+) -> FloatArray:
+    """Seconds per component, shape (rows of ``sizes``, components), before any correction.
+
+    Micro-batch components are per micro-batch; optimizer and sync components per optimizer step.
+    """
+    clock = _Clock(rates, choice, sizes)
+    variant = variant_for(workload, choice)
+    for op in variant.ops:
+        clock.add(op, _blocks(workload, op, choice))
+    clock.add_step(workload, ranks)
+    return clock.seconds
+
+
+def _blocks(workload: Workload, op: Op, choice: Choice) -> float:
+    """How many times an operation of one block runs; only checkpointed blocks run again."""
+    if op.stack >= 0:
+        depth = workload.stacks[op.stack].depth
+        return checkpointed_blocks(choice.checkpointing, depth) if op.phase == "recompute" else depth
+    if op.phase != "recompute":
+        return 1.0
+    layers = max(workload.layers, 1)
+    return checkpointed_blocks(choice.checkpointing, layers) / layers
+
+
+class _Clock:
+    """Accumulates the seconds of operations."""
+
+    def __init__(self, rates: Mapping[str, Rate], choice: Choice, sizes: FloatArray) -> None:
+        self.rates, self.choice, self.sizes = dict(rates), choice, sizes
+        self.precision = PRECISIONS[choice.precision]
+        self.compiled = choice.compile == "on"
+        self.seconds = np.zeros((len(sizes), len(COMPONENTS)))
+
+    def rate(self, name: str) -> float:
+        return rate_value(self.rates, name)
+
+    def _put(self, component: str, seconds: FloatArray | float) -> None:
+        self.seconds[:, INDEX[component]] += seconds
+
+    def add(self, op: Op, blocks: float) -> None:
+        launches = evaluate(op.launches, self.sizes) * blocks
+        self._dispatch(op, launches)
+        if op.kind == "view":
+            return
+        self._floor(launches)
+        if op.kind == "matmul":
+            self._matmul(op, blocks)
+        elif op.kind in {"bmm", "conv", "attention"}:
+            self._products(op, blocks)
+        else:
+            self._bandwidth(op, blocks)
+
+    def _dispatch(self, op: Op, launches: FloatArray | float) -> None:
+        seconds = launches * (VIEW_COST if op.kind == "view" else 1.0) * self.rate(f"dispatch_{op.phase}_s")
+        if self.compiled:
+            self._put("compiled.dispatch", seconds * self.rate("compile_host_factor"))
+        else:
+            self._put(f"dispatch.{op.phase}", seconds)
+
+    def _floor(self, launches: FloatArray | float) -> None:
+        seconds = launches * self.rate("kernel_floor_s")
+        if self.compiled:
+            self._put("compiled.floor", seconds * self.rate("compile_floor_factor"))
+        else:
+            self._put("floor", seconds)
+
+    def _matmul(self, op: Op, blocks: float) -> None:
+        product = self.precision.product if op.bits == self.precision.bits else "fp32"
+        bits = "" if product in {"fp16", "bf16"} else "32"
+        assert op.dims is not None
+        batch, m, n, k = (evaluate(d, self.sizes) for d in op.dims)
+        tiles = batch * np.maximum(m / TILE, 1.0) * np.maximum(n / TILE, 1.0)
+        shape = (1 + self.rate(f"matmul{bits}_half_k") / k) * (1 + self.rate(f"matmul{bits}_half_tiles") / tiles)
+        flops = evaluate(op.flops, self.sizes) * blocks
+        factor = 1.0 if op.pad == "aligned" else self.rate(f"matmul_{op.pad}_factor_{bits or '16'}")
+        by_flops = flops * factor * shape / self.rate(f"matmul_{product}_flops_per_s")
+        by_bytes = evaluate(op.bytes, self.sizes) * blocks / self.rate("elementwise_bytes_per_s")
+        slower = np.maximum if np.all(np.asarray(flops) >= 0) else np.minimum
+        self._put(f"matmul.{product}.{op.pad}", slower(by_flops, by_bytes))
+
+    def _products(self, op: Op, blocks: float) -> None:
+        flops = evaluate(op.flops, self.sizes) * blocks
+        wide = "16" if op.bits == 16 else "32"
+        if op.kind == "attention":
+            phase = "backward" if op.phase == "backward" else "forward"
+            executed = flops * (0.5 if op.causal else 1.0)
+            self._put(f"attention.{wide}.{phase}", executed / self._attention_rate(op, wide, phase))
+            return
+        kind = "tf32" if op.kind == "bmm" and wide == "32" and self.precision.product == "tf32" else wide
+        self._put(f"{op.kind}.{kind}", flops / self.rate(f"{op.kind}_{kind}_flops_per_s"))
+
+    def _attention_rate(self, op: Op, wide: str, phase: str) -> float:
+        assert op.dims is not None
+        head_size = op.dims[3][0][0]
+        rates = [self.rate(f"attention_{wide}_{phase}_hd{size}_flops_per_s") for size in HEAD_SIZES]
+        known = [(size, rate) for size, rate in zip(HEAD_SIZES, rates, strict=True) if rate > 1.0]
+        logs = np.interp(np.log(head_size), np.log([s for s, _ in known]), np.log([r for _, r in known]))
+        return float(np.exp(logs)) * min(1.0, head_size / HEAD_SIZES[0])
+
+    def _bandwidth(self, op: Op, blocks: float) -> None:
+        kind = op.kind if op.kind in _BANDWIDTH else "elementwise"
+        seconds = evaluate(op.bytes, self.sizes) * blocks / self.rate(f"{kind}_bytes_per_s")
+        if self.compiled:
+            self._put("compiled.bytes", seconds * self.rate("compile_bytes_factor"))
+        else:
+            self._put(kind, seconds)
+
+    def add_step(self, workload: Workload, ranks: int) -> None:
+        """The optimizer's pass with gradient clipping, and the all-reduce of gradients between ranks.
+
+        Ring all-reduce sends 2 (n − 1) / n of the gradient bytes (Patarasuk and Yuan, 2009). Half is taken to hide
+        under the backward pass; that share is not calibrated yet.
+        """
+        name, width = self.choice.optimizer, self.precision.weight_bytes
+        moved = optimizers.moved_bytes(name, workload, width)
+        speed = "optimizer_adamw_fused" if name == "adamw_fused" else "elementwise"
+        self._put(f"optimizer.{name}", moved / self.rate(f"{speed}_bytes_per_s"))
+        gradient_bytes = workload.params * self.precision.gradient_bytes
+        passes = 3 + (2 if self.precision.loss_scaler else 0)
+        self._put("clip", passes * gradient_bytes / self.rate("clip_bytes_per_s"))
+        self._put("optimizer.floor", optimizers.launches(name, workload) * self.rate("kernel_floor_s"))
+        host = optimizers.dispatches(name, workload) + 2 * CLIP_DISPATCHES
+        self._put("optimizer.dispatch", host * self.rate("dispatch_optimizer_s"))
+        if ranks > 1:
+            wire = 2 * (ranks - 1) / ranks * gradient_bytes
+            self._put("sync", wire * 0.5 / self.rate("all_reduce_bytes_per_s"))
+
+
+CLIP_DISPATCHES = 10
+"""Operations that clipping issues whatever the model: norms of lists, stack, norm, scale."""
+
+
+@cache
+def group_mask(group: Group) -> NDArray[np.bool_]:
+    """Which columns belong to a group."""
+    return np.array([g == group for g in COMPONENTS.values()])

@@ -1,0 +1,192 @@
+"""From arrays to answers: one recipe's prediction with intervals, provenance, breakdowns and warnings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.schema import Fit, Measurement, Provenance, Recipe, Workload
+from simulator import money
+from simulator.case import Case, variant_of
+from simulator.components import COMPONENTS, Choice, component_seconds, evaluate
+from simulator.memory import PARTS, Memory, memory
+from simulator.results import Prediction
+from simulator.steptime import StepTimes, log_factors, predictive_sd, step_times
+from simulator.techniques.precision import PRECISIONS, product_flops_per_s
+
+FloatArray = NDArray[np.float64]
+BEYOND_SD_LOG = 0.04
+"""Added to the standard deviation per factor of e by which a size leaves the calibrated range."""
+UNSEEN_MODEL_SD_LOG = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Time and memory of many sizes of one choice."""
+
+    seconds: FloatArray
+    grad_accum: FloatArray
+    times: StepTimes
+    memory: Memory
+
+
+def outlook(case: Case, choice: Choice, sizes: FloatArray, grad_accum: FloatArray) -> Outlook:
+    """Time and memory at rows (micro-batch, seq, decoder seq) of ``sizes``."""
+    seconds = component_seconds(case.workload, case.profile.rates, choice, sizes, case.ranks)
+    fit = case.profile.fit
+    return Outlook(
+        seconds=seconds, grad_accum=grad_accum,
+        times=step_times(seconds, grad_accum, log_factors(fit)),
+        memory=memory(case.workload, choice, sizes, grad_accum > 1, fit, case.ranks),
+    )  # fmt: skip
+
+
+def sizes_of(case: Case, recipe: Recipe, micro_batch: NDArray[np.int64]) -> FloatArray:
+    """Rows (micro-batch, seq, decoder seq); a fixed-length model is traced per sample, so its lengths are 1."""
+    seq, decoder_seq = (1, 1) if case.workload.fixed_seq else (case.seq(recipe), case.decoder_seq(recipe))
+    return np.column_stack([micro_batch, np.full(len(micro_batch), seq), np.full(len(micro_batch), decoder_seq)]).astype(
+        float
+    )
+
+
+def model_flops_per_sample(case: Case, recipe: Recipe) -> float:
+    """FLOPs of one sample, forward and backward: 3 × forward products, causal attention at half, no look-ups.
+
+    Recomputation is not counted. The fused-attention trace tells causal from full attention; where a model has none,
+    attention counts in full.
+    """
+    return model_flops(case.workload, case.seq(recipe), case.decoder_seq(recipe))
+
+
+def model_flops(workload: Workload, seq: int, decoder_seq: int = 0, *, causal_half: bool = True) -> float:
+    """FLOPs of one sample, forward and backward, at these lengths; see ``model_flops_per_sample``."""
+    variant = variant_of(workload, "amp", "sdpa", False) or workload.variants[0]
+    row = np.array([[1.0, 1.0, 1.0]]) if workload.fixed_seq else np.array([[1.0, seq, decoder_seq or 1.0]])
+    total = 0.0
+    for op in variant.ops:
+        if op.phase == "forward" and op.flops:
+            half = 0.5 if causal_half and op.causal else 1.0
+            blocks = workload.stacks[op.stack].depth if op.stack >= 0 else 1
+            total += 3.0 * half * blocks * float(np.asarray(evaluate(op.flops, row)).sum())
+    return total
+
+
+def prediction(case: Case, recipe: Recipe) -> Prediction:
+    """Everything about one legal recipe."""
+    sizes = sizes_of(case, recipe, np.array([recipe.micro_batch]))
+    view = outlook(case, Choice.of(recipe), sizes, np.array([float(recipe.grad_accum)]))
+    step_s = float(view.times.step_s[0])
+    warnings = list(case.workload.warnings)
+    spread = _spread(case, recipe, view, warnings)
+    batch = money.global_batch(case, recipe)
+    cost = money.run_cost(case, recipe, step_s)
+    peaks = view.memory
+    limit = memory_limit_bytes(case)
+    device = float(peaks.peak_device_bytes[0])
+    return Prediction(
+        recipe=recipe, step_s=step_s, step_s_low=step_s / spread, step_s_high=step_s * spread,
+        micro_s=float(view.times.micro_s[0]), optimizer_s=float(view.times.optimizer_s[0]),
+        sync_s=float(view.times.sync_s[0]), tokens_per_s=batch * case.positions(recipe) / step_s, global_batch=batch,
+        steps=cost.steps if cost else None, days=cost.days if cost else None,
+        days_low=cost.days / spread if cost else None, days_high=cost.days * spread if cost else None,
+        usd=cost.usd if cost else None, kwh=cost.kwh if cost else None, mfu=_mfu(case, recipe, batch, step_s),
+        peak_bytes=round(peaks.peak_bytes[0]), peak_reserved_bytes=round(peaks.peak_reserved_bytes[0]),
+        peak_device_bytes=round(device), peak_bytes_high=round(peaks.peak_bytes_high[0]), memory_limit_bytes=limit,
+        fit_probability=_normal_cdf((limit - device) / max(float(peaks.sd_bytes[0]), 1.0)),
+        fits=bool(peaks.peak_bytes_high[0] <= limit), provenance=provenance(case),
+        time_breakdown_s=_time_breakdown(case.profile.fit, view), memory_breakdown_bytes=_memory_breakdown(peaks),
+        measured_step_s=_measured_step_s(case, recipe), warnings=tuple(warnings),
+    )  # fmt: skip
+
+
+def memory_limit_bytes(case: Case) -> int:
+    """What one process may use on the device: its whole memory; on a CPU, the host's."""
+    machine = case.machine
+    if machine.gpu.kind == "cpu" and machine.host_memory_bytes:
+        return machine.host_memory_bytes
+    return machine.gpu.memory_bytes
+
+
+def provenance(case: Case) -> Provenance:
+    """``predicted`` from a fit of this machine, else the profile's own word."""
+    return "predicted" if case.profile.provenance == "measured" else case.profile.provenance
+
+
+def _spread(case: Case, recipe: Recipe, view: Outlook, warnings: list[str]) -> float:
+    """Factor from the point to either end of the 90 % interval; says in ``warnings`` what left the calibrated range."""
+    fit = case.profile.fit
+    sd = float(predictive_sd(view.seconds, view.grad_accum, fit, case.profile.rates)[0])
+    beyond = _beyond(case, recipe, warnings) if fit.measurements else 0.0
+    return math.exp(fit.interval_scale * math.hypot(sd, beyond))
+
+
+def _beyond(case: Case, recipe: Recipe, warnings: list[str]) -> float:
+    fit, extra = case.profile.fit, 0.0
+    for knob in ("precision", "attention", "compile", "checkpointing", "optimizer"):
+        known = fit.calibrated.get(knob, ())
+        if known and getattr(recipe, knob) not in known:
+            warnings.append(f"{knob}={getattr(recipe, knob)} was not calibrated (calibrated: {', '.join(known)})")
+    if fit.models and case.workload.name not in fit.models:
+        warnings.append(f"{case.workload.name} was not measured here (calibrated: {', '.join(fit.models)})")
+        extra += UNSEEN_MODEL_SD_LOG
+    for knob, size in (("micro_batch", recipe.micro_batch), ("seq", case.seq(recipe))):
+        low, high = (float(x) for x in fit.calibrated.get(knob, (str(size), str(size))))
+        if not low <= size <= high:
+            warnings.append(f"{knob}={size} is outside the calibrated range {low:g} to {high:g}")
+            extra += BEYOND_SD_LOG * abs(math.log(size / (low if size < low else high)))
+    return extra
+
+
+def _mfu(case: Case, recipe: Recipe, batch: int, step_s: float) -> float | None:
+    peak = product_flops_per_s(case.machine.gpu, PRECISIONS[recipe.precision].product)
+    if peak is None:
+        return None
+    return model_flops_per_sample(case, recipe) * batch / (step_s * peak * case.ranks)
+
+
+def _normal_cdf(z: float) -> float:
+    return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
+
+
+def _measured_step_s(case: Case, recipe: Recipe) -> float | None:
+    """The verified step time of exactly this recipe, if the profile holds one."""
+    for record in case.profile.verified:
+        if same_recipe(case, record, recipe):
+            return record.step_s
+    return None
+
+
+def same_recipe(case: Case, record: Measurement, recipe: Recipe) -> bool:
+    """Whether a record measured this model with this recipe, defaults filled in."""
+    if record.status != "ok" or record.config_hash != case.workload.config_hash:
+        return False
+    return _filled(case, record.recipe) == _filled(case, recipe)
+
+
+def _filled(case: Case, recipe: Recipe) -> tuple[object, ...]:
+    return (
+        recipe.micro_batch, recipe.grad_accum, case.seq(recipe), case.decoder_seq(recipe), recipe.precision,
+        recipe.attention, recipe.compile, recipe.checkpointing, recipe.optimizer,
+    )  # fmt: skip
+
+
+def _time_breakdown(fit: Fit, view: Outlook) -> dict[str, float]:
+    """Seconds per optimizer step by component; time hidden under other work is a negative ``overlap``. Adds up."""
+    corrected = (view.seconds * np.exp(log_factors(fit)))[0]
+    repeats = float(view.grad_accum[0])
+    parts: dict[str, float] = {}
+    for (name, group), value in zip(COMPONENTS.items(), corrected, strict=True):
+        if value:
+            parts[name] = float(value) * (repeats if group in {"gpu", "host"} else 1.0)
+    parts["overlap"] = float(view.times.step_s[0]) - sum(parts.values())
+    return parts
+
+
+def _memory_breakdown(peaks: Memory) -> dict[str, int]:
+    """Bytes by part; adds up to the device peak."""
+    row = dict(zip(PARTS, (round(float(x)) for x in peaks.parts[0]), strict=True))
+    row["framework"] += round(float(peaks.peak_device_bytes[0])) - sum(row.values())
+    return row

@@ -1,0 +1,202 @@
+"""Plan: every legal recipe of a case scored, the best few explained, and why the others lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.errors import InfeasibleError, InvalidInputError
+from profiles.schema import Recipe
+from simulator import money
+from simulator.case import Case
+from simulator.components import Choice
+from simulator.outlook import memory_limit_bytes, outlook, prediction, same_recipe, sizes_of
+from simulator.recipes import check, complete, format_recipe
+from simulator.results import Plan, Prediction
+from simulator.space import Space, enumerate_space
+from simulator.units import GIB
+
+FloatArray = NDArray[np.float64]
+TIE_FLOOR_LOG = 0.01
+"""Step times closer than this on the log are never told apart: repeats on one device differ by as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """One row a recipe of the space. ``sample_s`` is seconds per sample over all ranks, what recipes compete on."""
+
+    step_s: FloatArray
+    sample_s: FloatArray
+    peak_bytes_high: FloatArray
+    fits: NDArray[np.bool_]
+
+
+def predict(case: Case, recipe: Recipe) -> Prediction:
+    """Time, money and memory of one recipe; one that does not fit is an answer too (``fits`` is false).
+
+    Raises:
+        InvalidInputError: the recipe breaks rules; all of them, each with the nearest legal alternative.
+    """
+    refusals = check(recipe, case)
+    if refusals:
+        raise InvalidInputError(f"recipe {format_recipe(recipe)}", [str(r) for r in refusals])
+    return prediction(case, recipe)
+
+
+def score(case: Case, space: Space) -> Scores:
+    """Step time and memory of every recipe of the space."""
+    step = np.empty(len(space))
+    high = np.empty(len(space))
+    for index, recipe in enumerate(space.combinations):
+        block = space.block(index)
+        micro_batch = space.micro_batch[block]
+        view = outlook(
+            case, Choice.of(recipe), sizes_of(case, recipe, micro_batch), space.grad_accum[block].astype(float)
+        )
+        step[block], high[block] = view.times.step_s, view.memory.peak_bytes_high
+    batch = space.micro_batch * space.grad_accum * case.ranks
+    return Scores(
+        step_s=step, sample_s=step / batch, peak_bytes_high=high, fits=high <= memory_limit_bytes(case)
+    )  # fmt: skip
+
+
+def plan(case: Case, top: int = 10) -> Plan:
+    """The whole space, ranked by seconds per sample; ``top`` recipes in full.
+
+    Recipes that cannot be told from the best one are ties; among them those verified by a real run come first.
+
+    Raises:
+        InvalidInputError: fixed knobs or the global batch leave nothing legal.
+        InfeasibleError: nothing fits, or nothing keeps the limits; names the constraint and the nearest way out.
+    """
+    space = enumerate_space(case)
+    scores = score(case, space)
+    within, exceeded = _within_budget(case, space, scores)
+    feasible = np.flatnonzero(scores.fits & within)
+    if not len(feasible):
+        raise _infeasible(case, space, scores, exceeded)
+    order = feasible[np.argsort(scores.sample_s[feasible], kind="stable")]
+    ties = _ties(case, scores, order)
+    order = _verified_first(case, space, order, ties)
+    chosen = tuple(prediction(case, space.recipe(int(i))) for i in order[: max(top, 1)])
+    return Plan(
+        recipes=chosen[:top], best=chosen[0], median=prediction(case, space.recipe(int(order[len(order) // 2]))),
+        worst=prediction(case, space.recipe(int(order[-1]))), naive=_naive(case, space, scores),
+        space_size=len(space), feasible=len(feasible), oom=int(np.sum(~scores.fits)),
+        over_budget=int(np.sum(scores.fits & ~within)), refused=dict(space.refused),
+        infeasible={"memory": int(np.sum(~scores.fits)), **exceeded}, ties=ties,
+        reasons=_reasons(case, chosen, space, scores),
+    )  # fmt: skip
+
+
+def _within_budget(case: Case, space: Space, scores: Scores) -> tuple[NDArray[np.bool_], dict[str, int]]:
+    """Which recipes keep the limits, and how many break each."""
+    within = np.ones(len(space), dtype=bool)
+    exceeded: dict[str, int] = {}
+    totals = _totals(case, space, scores)
+    for name, (limit, value) in totals.items():
+        over = value > limit
+        exceeded[name] = int(np.sum(over))
+        within &= ~over
+    return within, exceeded
+
+
+def _totals(case: Case, space: Space, scores: Scores) -> dict[str, tuple[float, FloatArray]]:
+    """Per given limit: the limit and every recipe's total.
+
+    Raises:
+        InvalidInputError: a limit without a run length, or dollars without a price.
+    """
+    run = case.run
+    if run.max_days is None and run.max_usd is None and run.max_kwh is None:
+        return {}
+    batch = (space.micro_batch * space.grad_accum * case.ranks).astype(float)
+    positions = np.array([case.positions(r) for r in space.combinations], dtype=float)[space.combination]
+    steps = money.total_steps(run, batch, positions)
+    problems = [] if steps is not None else ["a limit needs the run's length; give --tokens, --samples or --steps"]
+    if run.max_usd is not None and (case.price is None or case.price.rent_usd_per_gpu_h is None):
+        problems.append(f"no rent price is known for {case.machine.gpu.name}; give --price USD per GPU-hour")
+    if problems or steps is None:
+        raise InvalidInputError("limits", problems)
+    days = money.run_days(steps, scores.step_s)
+    hours = money.gpu_hours(days, case.ranks)
+    totals: dict[str, tuple[float, FloatArray]] = {}
+    if run.max_days is not None:
+        totals["max_days"] = (run.max_days, days)
+    if run.max_usd is not None and case.price and case.price.rent_usd_per_gpu_h is not None:
+        totals["max_usd"] = (run.max_usd, money.rent_usd(hours, case.price.rent_usd_per_gpu_h))
+    if run.max_kwh is not None and case.energy:
+        totals["max_kwh"] = (run.max_kwh, money.energy_kwh(hours, money.gpu_power_w(case), case.energy))
+    return totals
+
+
+def _infeasible(case: Case, space: Space, scores: Scores, exceeded: dict[str, int]) -> InfeasibleError:
+    smallest = int(np.argmin(scores.peak_bytes_high))
+    limit = memory_limit_bytes(case)
+    if not scores.fits.any():
+        need = scores.peak_bytes_high[smallest] / GIB
+        return InfeasibleError(
+            f"nothing fits: {case.workload.name} needs {need:.1f} GiB on {case.machine.name} even with "
+            f"{format_recipe(space.recipe(smallest))}, and the device has {limit / GIB:.1f} GiB.\n"
+            f"Cheapest way out: a GPU with at least {need:.0f} GiB, or a shorter --seq."
+        )
+    lines = [f"nothing keeps the limits ({', '.join(f'{k} refuses {v:,}' for k, v in exceeded.items())})."]
+    fitting = np.flatnonzero(scores.fits)
+    best = prediction(case, space.recipe(int(fitting[np.argmin(scores.sample_s[fitting])])))
+    usd = "" if best.usd is None else f", ${best.usd:,.0f}"
+    lines.append(
+        f"Cheapest way out: the fastest recipe that fits, {format_recipe(best.recipe)}, takes {best.days:.1f} days{usd}."
+    )
+    return InfeasibleError("\n".join(lines))
+
+
+def _ties(case: Case, scores: Scores, order: NDArray[np.intp]) -> int:
+    """How many of the ranked recipes are within the joint noise of the first."""
+    width = max(TIE_FLOOR_LOG, case.profile.fit.interval_scale * case.profile.fit.noise_sd_log)
+    fastest = scores.sample_s[order[0]]
+    return int(np.searchsorted(scores.sample_s[order], fastest * np.exp(width), side="right"))
+
+
+def _verified_first(case: Case, space: Space, order: NDArray[np.intp], ties: int) -> NDArray[np.intp]:
+    if not case.profile.verified:
+        return order
+    head = order[:ties]
+    verified = np.array([_is_verified(case, space.recipe(int(i))) for i in head], dtype=bool)
+    return np.concatenate([head[verified], head[~verified], order[ties:]])
+
+
+def _is_verified(case: Case, recipe: Recipe) -> bool:
+    return any(same_recipe(case, record, recipe) for record in case.profile.verified)
+
+
+def _naive(case: Case, space: Space, scores: Scores) -> Prediction | None:
+    """The default recipe at the largest power-of-two micro-batch that fits."""
+    base = complete({}, replace(case, fixed={k: v for k, v in case.fixed.items() if k != "micro_batch"}))
+    for index, combination in enumerate(space.combinations):
+        if Choice.of(combination) != Choice.of(base):
+            continue
+        block = space.block(index)
+        sizes = space.micro_batch[block]
+        rows = np.flatnonzero(scores.fits[block] & (sizes & (sizes - 1) == 0))
+        if len(rows):
+            return prediction(case, space.recipe(block.start + int(rows[-1])))
+    return None
+
+
+def _reasons(case: Case, chosen: tuple[Prediction, ...], space: Space, scores: Scores) -> tuple[str, ...]:
+    """In words: what the winner spends its time on, and what the fastest recipe that does not fit lacked."""
+    best = chosen[0]
+    spent = sorted(((v, k) for k, v in best.time_breakdown_s.items() if k != "overlap"), reverse=True)[:3]
+    lines = ["time goes to " + ", ".join(f"{k} {v / best.step_s:.0%}" for v, k in spent)]
+    if not scores.fits.all():
+        lost = np.flatnonzero(~scores.fits)
+        fastest = int(lost[np.argmin(scores.sample_s[lost])])
+        gain = best.step_s / best.global_batch / float(scores.sample_s[fastest])
+        if gain > 1.0:
+            lines.append(
+                f"{format_recipe(space.recipe(fastest))} would be {gain - 1:.1%} faster but needs up to "
+                f"{scores.peak_bytes_high[fastest] / GIB:.1f} of {memory_limit_bytes(case) / GIB:.1f} GiB"
+            )
+    return tuple(lines)

@@ -1,0 +1,144 @@
+"""From component seconds to seconds per step, with the fit's corrections and an interval.
+
+    micro_s = smooth max of Σ GPU components and Σ host components      (the GPU can only lag behind the host)
+    step_s  = grad_accum · micro_s + smooth max of the optimizer's + sync
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.schema import Fit, Rate
+from simulator.components import COMPONENTS, INDEX, group_mask
+
+FloatArray = NDArray[np.float64]
+SHARPNESS = 6.0
+"""Exponent of the p-norm that joins GPU and host time: 2^(1/6), 12 % above either, where they tie."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds, one row a recipe. ``sd_log`` is the predictive standard deviation of log step time."""
+
+    micro_s: FloatArray
+    optimizer_s: FloatArray
+    sync_s: FloatArray
+    step_s: FloatArray
+    gpu_s: FloatArray
+    host_s: FloatArray
+
+
+def smooth_max(left: FloatArray, right: FloatArray) -> FloatArray:
+    """P-norm of two non-negative times."""
+    larger = np.maximum(np.maximum(left, right), 1e-300)
+    total: FloatArray = larger * ((left / larger) ** SHARPNESS + (right / larger) ** SHARPNESS) ** (1 / SHARPNESS)
+    return total
+
+
+def log_factors(fit: Fit) -> FloatArray:
+    """The fit's log factors in the order of ``COMPONENTS``; 0 where it has none."""
+    factors = np.zeros(len(COMPONENTS))
+    for correction in fit.corrections:
+        if correction.component in INDEX:
+            factors[INDEX[correction.component]] = correction.log_factor
+    return factors
+
+
+def step_times(seconds: FloatArray, grad_accum: FloatArray, factors: FloatArray) -> StepTimes:
+    """Seconds per step from component seconds (rows × components) under log factors."""
+    corrected = seconds * np.exp(factors)
+    gpu = np.maximum(corrected[:, group_mask("gpu")].sum(axis=1), 0.0)
+    host = np.maximum(corrected[:, group_mask("host")].sum(axis=1), 0.0)
+    micro = smooth_max(gpu, host)
+    optimizer = smooth_max(
+        corrected[:, group_mask("step_gpu")].sum(axis=1), corrected[:, group_mask("step_host")].sum(axis=1)
+    )
+    sync = corrected[:, group_mask("sync")].sum(axis=1)
+    step = grad_accum * micro + optimizer + sync
+    return StepTimes(micro_s=micro, optimizer_s=optimizer, sync_s=sync, step_s=step, gpu_s=gpu, host_s=host)
+
+
+def gradient(seconds: FloatArray, grad_accum: FloatArray, factors: FloatArray) -> FloatArray:
+    """∂ log step_s / ∂ log factor, shape (rows, components): each component's share of the step, exactly."""
+    times = step_times(seconds, grad_accum, factors)
+    corrected = seconds * np.exp(factors)
+    shares = np.zeros_like(corrected)
+    for groups, combined in ((("gpu", "host"), times.micro_s), (("step_gpu", "step_host"), times.optimizer_s)):
+        repeats = grad_accum if groups[0] == "gpu" else np.ones_like(grad_accum)
+        for group in groups:
+            mask = group_mask(group)  # type: ignore[arg-type]
+            total = np.maximum(corrected[:, mask].sum(axis=1), 0.0)
+            weight = (total / np.maximum(combined, 1e-300)) ** (SHARPNESS - 1) * repeats / times.step_s
+            shares[:, mask] = corrected[:, mask] * weight[:, None]
+    mask = group_mask("sync")
+    shares[:, mask] = corrected[:, mask] / times.step_s[:, None]
+    return shares
+
+
+def prior_sd(rates: dict[str, Rate]) -> FloatArray:
+    """Prior standard deviation of each component's log factor, from the rates it is made of."""
+    return np.array([_component_sd(name, rates) for name in COMPONENTS])
+
+
+def _component_sd(component: str, rates: dict[str, Rate]) -> float:
+    for start, stems in _RATE_OF.items():
+        if component.startswith(start):
+            found = [r.sd_log for name, r in rates.items() if any(name.startswith(s) for s in stems(component))]
+            if found:
+                return max(max(found), MODEL_SD_LOG.get(start, 0.05))
+    return MODEL_SD_LOG.get(component, 0.25)
+
+
+MODEL_SD_LOG = {
+    "matmul": 0.06, "bmm": 0.15, "attention": 0.10, "conv": 0.25, "floor": 0.35, "dispatch": 0.20,
+    "compiled.bytes": 0.20, "compiled.floor": 0.5, "compiled.dispatch": 0.5, "optimizer": 0.15, "clip": 0.15,
+    "sync": 0.4, "elementwise": 0.15, "strided": 0.2, "concat": 0.25, "softmax": 0.2, "norm": 0.2, "reduce": 0.3,
+    "embedding": 0.3, "dropout": 0.25, "fill": 0.2,
+}  # fmt: skip
+"""How far a component's real time strays from its probe, on the natural log: the model's own error."""
+
+_RATE_OF = {
+    "matmul": lambda c: (f"matmul_{c.split('.')[1]}_flops",),
+    "bmm": lambda c: (f"bmm_{c.split('.')[1]}_",),
+    "attention": lambda c: ("attention_{1}_{2}_".format(*c.split(".")),),
+    "conv": lambda c: (f"conv_{c.split('.')[1]}_",),
+    "floor": lambda _: ("kernel_floor",),
+    "dispatch": lambda c: (f"dispatch_{c.split('.')[1]}",),
+    "compiled.bytes": lambda _: ("compile_bytes",),
+    "compiled.floor": lambda _: ("compile_floor",),
+    "compiled.dispatch": lambda _: ("compile_host",),
+    "optimizer.adamw_fused": lambda _: ("optimizer_adamw_fused",),
+    "optimizer.dispatch": lambda _: ("dispatch_optimizer",),
+    "optimizer.floor": lambda _: ("kernel_floor",),
+    "optimizer": lambda _: ("elementwise",),
+    "clip": lambda _: ("clip",),
+    "sync": lambda _: ("all_reduce",),
+    "elementwise": lambda _: ("elementwise",), "strided": lambda _: ("strided",), "concat": lambda _: ("concat",),
+    "softmax": lambda _: ("softmax",), "norm": lambda _: ("norm",), "reduce": lambda _: ("reduce",),
+    "embedding": lambda _: ("embedding",), "dropout": lambda _: ("dropout",), "fill": lambda _: ("fill",),
+}  # fmt: skip
+
+
+def covariance(fit: Fit, rates: dict[str, Rate]) -> FloatArray:
+    """Covariance of the log factors in the order of ``COMPONENTS``: the fit's where it has one, else the prior's."""
+    matrix = np.diag(prior_sd(rates) ** 2)
+    index = [INDEX[c.component] for c in fit.corrections if c.component in INDEX]
+    if fit.covariance and len(index) == len(fit.corrections):
+        matrix[np.ix_(index, index)] = np.array(fit.covariance)
+    return matrix
+
+
+def predictive_sd(
+    seconds: FloatArray, grad_accum: FloatArray, fit: Fit, rates: dict[str, Rate]
+) -> FloatArray:
+    """Standard deviation of log step time: parameters, noise, and the crossover where host and GPU nearly tie."""
+    factors = log_factors(fit)
+    shares = gradient(seconds, grad_accum, factors)
+    times = step_times(seconds, grad_accum, factors)
+    parameters = np.einsum("ij,jk,ik->i", shares, covariance(fit, rates), shares)
+    ratio = np.log(np.maximum(times.host_s, 1e-12) / np.maximum(times.gpu_s, 1e-12))
+    host_bound = 1.0 / (1.0 + np.exp(-4.0 * (ratio + 0.3)))
+    return np.sqrt(parameters + fit.noise_sd_log**2 + (fit.crossover_sd_log * host_bound) ** 2)
