@@ -401,6 +401,7 @@ class Fit:
     memory_sd_log: float = 0.03
     reserved_factor: float = 1.03
     reserved_sd_log: float = 0.02
+    workspace_bytes: int = 40_000_000
     device_overhead_bytes: int = 600_000_000
     device_overhead_sd_bytes: int = 150_000_000
 
