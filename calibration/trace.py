@@ -9,22 +9,29 @@ import contextlib
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Iterator
 from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from calibration import counts, models
+from calibration import counts
+from calibration.building import build_config, model_class, quiet
 from calibration.cuda_view import as_if_not_tracing, function_mode
+from calibration.depth import with_depth
 from calibration.inputs import make_inputs
+from calibration.lengths import attention_heads, fixed_seq, max_positions
+from calibration.models import warnings_for
 from calibration.monomials import Point, pick_primes
-from calibration.recorder import Recorder, merge_in_place_sums
+from calibration.recorder import Recorder, Recording, merge_in_place_sums
+from calibration.lengthwise import join_lengths
 from calibration.timeline import Timeline, block_saved, collect_ops, memory_points
 from profiles.errors import InvalidInputError
 from profiles.schema import Numerics, Preset, Stack, Variant, Workload
 
 TRACED_DEPTH = 3
+MAX_REASON = 200
+Array = NDArray[np.float64]
 _ATTENTION = ("eager", "sdpa")
 
 
@@ -41,13 +48,14 @@ def trace(preset: Preset, *, numerics: tuple[Numerics, ...] = get_args(Numerics)
     Raises:
         UntraceableError: with the first error's text, when no variant of the model can be traced.
     """
-    config = models.build_config(preset)
-    shallow = models.with_depth(preset, TRACED_DEPTH)
+    config = build_config(preset)
+    shallow = with_depth(preset, TRACED_DEPTH)
     stacks = tuple(Stack(name=n, depth=d) for n, d in shallow[1]) if shallow else ()
-    if any(stack.depth < TRACED_DEPTH for stack in stacks):
-        shallow, stacks = None, ()
     traced = shallow[0] if shallow else preset
-    variants, unavailable = _trace_variants(traced, preset, stacks, numerics)
+    try:
+        variants, unavailable = _trace_variants(traced, preset, stacks, numerics)
+    except Exception as error:  # noqa: BLE001 - the first look already fails; each class in its own way
+        variants, unavailable = [], {"fp32": f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_REASON]}"}
     if not variants:
         reason = next(iter(unavailable.values()), "no variant traced")
         raise UntraceableError(f"model {preset.name}", [f"{preset.config.get('model_type')} cannot be traced: {reason}"])
@@ -57,27 +65,67 @@ def trace(preset: Preset, *, numerics: tuple[Numerics, ...] = get_args(Numerics)
 def _trace_variants(
     traced: Preset, preset: Preset, stacks: tuple[Stack, ...], numerics: tuple[Numerics, ...]
 ) -> tuple[list[Variant], dict[str, str]]:
+    grid, points = _grid(preset, build_config(traced)), _needed_points(traced, preset, stacks)
     variants: list[Variant] = []
-    unavailable: dict[str, str] = {}
-    for attention, checkpointed in itertools.product(_ATTENTION, (False, True)):
-        name = f"{attention}, checkpointing" if checkpointed else attention
-        if attention in unavailable:
-            continue
+    failed: dict[tuple[str, bool, str], str] = {}
+    for attention, checkpointed, numeric in itertools.product(_ATTENTION, (False, True), numerics):
         try:
-            variants += [trace_variant(traced, preset, stacks, n, attention, checkpointed) for n in numerics]
+            variants.append(trace_variant(traced, grid, points, stacks, numeric, attention, checkpointed))
         except Exception as error:  # noqa: BLE001 - a class that cannot run a variant says so in its own way
-            unavailable[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    return variants, unavailable
+            text = " ".join(str(error).split()).split(". ")[0]
+            failed[attention, checkpointed, numeric] = f"{type(error).__name__}: {text[:MAX_REASON]}"
+    return variants, _unavailable(failed, numerics)
+
+
+def _unavailable(failed: dict[tuple[str, bool, str], str], numerics: tuple[Numerics, ...]) -> dict[str, str]:
+    """Reasons by what is missing altogether: an attention, an attention with checkpointing, or a numerics."""
+    reasons: dict[str, str] = {}
+    for (attention, checkpointed, numeric), reason in failed.items():
+        if all((a, False, numeric) in failed for a in _ATTENTION):
+            reasons.setdefault(numeric, reason)
+        if all((attention, checkpointed, n) in failed for n in numerics):
+            reasons.setdefault(f"{attention}, checkpointing" if checkpointed else attention, reason)
+    return reasons
 
 
 def trace_variant(
-    traced: Preset, preset: Preset, stacks: tuple[Stack, ...], numerics: Numerics, attention: str, checkpointed: bool
-) -> Variant:
-    """One variant, from one micro-batch of ``traced`` (the shallow model)."""
+    traced: Preset, grid: Array, points: tuple[Point, ...], stacks: tuple[Stack, ...], numerics: Numerics,
+    attention: str, checkpointed: bool,
+) -> Variant:  # fmt: skip
+    """One variant, from micro-batches of ``traced`` (the shallow model) at ``points``.
+
+    One trace is enough where the program does not depend on the length. Where it loops over positions (a recurrence
+    without its fused kernel), three lengths give its sizes as quadratics in the length.
+    """
+
+    def at(point: Point) -> Variant:
+        recording = _record(traced, stacks, numerics, attention, checkpointed, point)
+        timeline = Timeline(recording, merge_in_place_sums(recording.allocations), stacks)
+        return Variant(
+            numerics=numerics, attention=attention, checkpointed=checkpointed,  # type: ignore[arg-type]
+            ops=collect_ops(recording.ops, stacks), memory=memory_points(timeline, grid),
+            block_saved=block_saved(timeline),
+        )  # fmt: skip
+
+    return at(points[0]) if len(points) == 1 else join_lengths([(point.seq, at(point)) for point in points])
+
+
+def _needed_points(traced: Preset, preset: Preset, stacks: tuple[Stack, ...]) -> tuple[Point, ...]:
+    """One point where the program is the same at every length, else three."""
+    points = choose_points(preset, build_config(traced))
+    if len(points) == 1:
+        return points
+    seen = {_record(traced, stacks, "fp32", "eager", False, point).count for point in (points[0], points[-1])}
+    return points if len(seen) > 1 else points[-1:]
+
+
+def _record(
+    traced: Preset, stacks: tuple[Stack, ...], numerics: Numerics, attention: str, checkpointed: bool, point: Point
+) -> Recording:
+    """What one micro-batch at ``point`` dispatches."""
     import torch
 
     model, config = build(traced, attention, "bf16" if numerics == "pure" else "fp32")
-    point = choose_point(preset, config)
     with _fake(model) as fake_model:
         recorder = Recorder(point, _vocab(config), [*fake_model.parameters(), *fake_model.buffers()])
         view = function_mode(autocast=numerics == "amp")
@@ -87,47 +135,45 @@ def trace_variant(
         inputs = make_inputs(traced, config, point.micro_batch, point.seq, point.decoder_seq, "cpu")
         if numerics == "pure":
             inputs = {k: v.to(torch.bfloat16) if _floating(v) else v for k, v in inputs.items()}
-        with as_if_not_tracing(), recorder.mode(), view:
+        with quiet(), as_if_not_tracing(), recorder.mode(), view:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=numerics == "amp"):
                 loss = fake_model(**inputs).loss
             recorder.recording.forward_end = recorder.recording.count
             recorder.phase, recorder.block = "backward", None
             torch.autograd.backward(loss)
-        recording = recorder.recording
-    ops = collect_ops(recording.ops, stacks)
-    timeline = Timeline(recording, merge_in_place_sums(recording.allocations), stacks)
-    grid = _grid(preset, config)
-    return Variant(
-        numerics=numerics, attention=attention, checkpointed=checkpointed, ops=ops,  # type: ignore[arg-type]
-        memory=memory_points(timeline, grid), block_saved=block_saved(timeline),
-    )  # fmt: skip
+        return recorder.recording
 
 
 def build(preset: Preset, attention: str, dtype: str) -> tuple[Any, Any]:
     """The model on the meta device, in training mode, and its config."""
     import torch
 
-    config = models.build_config(preset)
-    kind = models.model_class(preset)
+    config = build_config(preset)
+    kind = model_class(preset)
     extra = {"experts_implementation": "grouped_mm"} if _experts(config) else {}
-    with torch.device("meta"):
+    with quiet(), torch.device("meta"):
         model = kind.from_config(
             config, attn_implementation=attention, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32, **extra
         )
     return model.train(), config
 
 
-def choose_point(preset: Preset, config: Any) -> Point:  # noqa: ANN401
-    """Primes for micro-batch and lengths that no size of the model contains."""
+def choose_points(preset: Preset, config: Any) -> tuple[Point, ...]:  # noqa: ANN401
+    """Primes for micro-batch and lengths that no size of the model contains: three lengths, or one if it is fixed.
+
+    The last point is the one to trace at; the shorter ones tell whether the program depends on the length.
+    """
     sizes = _sizes_of(preset.config) | _sizes_of(config.to_dict())
-    if models.fixed_seq(config) is not None:
+    if fixed_seq(config) is not None:
         (batch,) = pick_primes(sizes, None, 1)
-        return Point(micro_batch=batch, seq=1)
-    limit = models.max_positions(config)
-    start = 101 if limit is None or limit > 400 else max(5, limit // 4)
-    seq, decoder_seq = pick_primes(sizes, limit, 2, start)
-    (batch,) = pick_primes([*sizes, seq, decoder_seq], None, 1, start + 50)
-    return Point(micro_batch=batch, seq=seq, decoder_seq=decoder_seq if preset.decoder_seq else 1)
+        return (Point(micro_batch=batch, seq=1),)
+    limit = max_positions(config)
+    lengths = pick_primes(sizes, limit, 3, 29 if limit is None or limit > 100 else 5)
+    (decoder_seq,) = pick_primes([*sizes, *lengths], limit, 1, lengths[-1] + 2)
+    (batch,) = pick_primes([*sizes, *lengths, decoder_seq], None, 1, decoder_seq + 50)
+    return tuple(
+        Point(micro_batch=batch, seq=seq, decoder_seq=decoder_seq if preset.decoder_seq else 1) for seq in lengths
+    )
 
 
 def _sizes_of(tree: object) -> set[int]:
@@ -184,31 +230,7 @@ def _fake(model: Any) -> Iterator[Any]:  # noqa: ANN401
 
 def _block_lists(model: Any, stacks: tuple[Stack, ...]) -> list[Any]:  # noqa: ANN401
     """The module lists of the stacks, in the order of ``stacks``."""
-    import torch
-
-    if not stacks:
-        return []
-    lists = [
-        (name, module) for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == TRACED_DEPTH and _is_block_list(module)
-    ]  # fmt: skip
-    outer = [(n, m) for n, m in lists if not any(n != o and n.startswith(f"{o}.") for o, _ in lists)]
-    if len(outer) != len(stacks):
-        raise ValueError(f"expected {len(stacks)} stacks of blocks, found {[n for n, _ in outer]}")
-    return [module for _, module in _in_stack_order(outer, stacks)]
-
-
-def _in_stack_order(outer: list[tuple[str, Any]], stacks: tuple[Stack, ...]) -> list[tuple[str, Any]]:
-    def rank(item: tuple[str, Any]) -> int:
-        hits = [i for i, stack in enumerate(stacks) if stack.name.split("_")[0] in item[0]]
-        return hits[0] if len(hits) == 1 else 0
-
-    return sorted(outer, key=rank)
-
-
-def _is_block_list(module: Any) -> bool:  # noqa: ANN401
-    kinds = {type(child) for child in module}
-    return len(kinds) == 1 and next(module.parameters(), None) is not None
+    return [model.get_submodule(stack.name) for stack in stacks]
 
 
 def _hook(model: Any, recorder: Recorder, lists: list[Any]) -> None:  # noqa: ANN401
@@ -270,8 +292,9 @@ def _checkpoint(model: Any, recorder: Recorder, view: Any) -> None:  # noqa: ANN
             view.__exit__(None, None, None)
             recorder.phase = "backward"
 
-    model.gradient_checkpointing_enable(
-        gradient_checkpointing_kwargs={
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(
+        {
             "use_reentrant": False,
             "preserve_rng_state": False,
             "context_fn": lambda: (contextlib.nullcontext(), Recompute()),
@@ -279,12 +302,12 @@ def _checkpoint(model: Any, recorder: Recorder, view: Any) -> None:  # noqa: ANN
     )
 
 
-def _grid(preset: Preset, config: Any) -> Any:  # noqa: ANN401
+def _grid(preset: Preset, config: Any) -> Array:  # noqa: ANN401
     """Sizes at which memory moments compete: micro-batches 1 to 1024, lengths 128 to 32k or the model's own."""
     batches = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0)
-    if models.fixed_seq(config) is not None:
+    if fixed_seq(config) is not None:
         return np.array([(b, 1.0, 1.0) for b in batches])
-    limit = models.max_positions(config) or 32768
+    limit = max_positions(config) or 32768
     lengths = [float(s) for s in (128, 256, 512, 1024, 2048, 4096, 8192, 32768) if s <= limit] or [float(limit)]
     decoder = [0.25, 1.0] if preset.decoder_seq else [0.0]
     return np.array([(b, s, max(1.0, d * s)) for b in batches for s in lengths for d in decoder])
@@ -298,16 +321,16 @@ def _workload(
 
     model, _ = build(preset, variants[0].attention, "fp32")
     count = counts.count(model, config)
-    fixed = models.fixed_seq(config)
+    fixed = fixed_seq(config)
     return Workload(
         name=preset.name, task=preset.task, model_type=preset.config["model_type"], config=preset.config,
         config_hash=config_hash(preset), params=count.params, active_params=count.active_params,
         embedding_params=count.embedding_params, parameter_tensors=count.parameter_tensors,
         largest_parameter=count.largest_parameter, buffer_bytes=count.buffer_bytes,
-        layers=sum(s.depth for s in stacks) or _layers(config), heads=models.attention_heads(config),
+        layers=sum(s.depth for s in stacks) or _layers(config), heads=attention_heads(config),
         seq=fixed or preset.seq, decoder_seq=preset.decoder_seq, fixed_seq=fixed is not None,
-        max_seq=models.max_positions(config), stacks=stacks, variants=tuple(variants), unavailable=unavailable,
-        warnings=tuple(models.warnings_for(config)), transformers_version=transformers.__version__,
+        max_seq=max_positions(config), stacks=stacks, variants=tuple(variants), unavailable=unavailable,
+        warnings=tuple(warnings_for(preset)), transformers_version=transformers.__version__,
         torch_version=torch.__version__.split("+")[0],
     )  # fmt: skip
 
@@ -324,6 +347,19 @@ def config_hash(preset: Preset) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def is_integral(number: float) -> bool:
-    """Whether a coefficient is a whole number, as all sizes are."""
-    return math.isclose(number, round(number))
+def main() -> None:
+    """Trace every preset named on the command line, or all, into the shipped traces."""
+    import sys
+    import time
+
+    from profiles.files import SHIPPED
+    from profiles.store import load_preset, preset_names, save_workload
+
+    for name in sys.argv[1:] or preset_names():
+        begun = time.perf_counter()
+        path = save_workload(trace(load_preset(name)), SHIPPED / "traces")
+        sys.stderr.write(f"{name}: {time.perf_counter() - begun:.1f} s, {path.stat().st_size / 1000:.0f} kB\n")
+
+
+if __name__ == "__main__":
+    main()

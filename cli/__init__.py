@@ -1,1 +1,1 @@
-"""cli."""
+"""The command line: arguments in, tables or JSON out. No arithmetic beyond units for people."""

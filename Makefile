@@ -1,0 +1,20 @@
+# One line a target; `make` lists them. PYTHON picks the interpreter of the environment in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup quickstart test check bench accuracy docs traces clean
+help: ; @grep -E '^[a-z]+:.*## [a-z]' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+setup: .venv/.ready ## create .venv with everything that development needs
+quickstart: setup ; @$(BIN)/python -m cli.quickstart ## the main job for real, on what this machine has
+test: setup ; @$(BIN)/pytest ## every test
+check: setup ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/pytest ## what CI checks
+bench: setup ; @$(BIN)/python benchmarks/bench.py ## speeds that users feel
+accuracy: setup ; $(BIN)/python -m calibration.report docs/accuracy.md ## rewrite docs/accuracy.md
+docs: setup ; $(BIN)/python -m cli.reference docs/commands.md ## rewrite docs/commands.md from --help
+traces: setup ; $(BIN)/python -m calibration.trace ## trace every preset again
+clean: ; rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis ## remove what can be made again
+
+.venv/.ready: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

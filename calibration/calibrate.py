@@ -1,0 +1,242 @@
+"""Calibrate: probes, then real runs chosen one by one, then the fit; minutes, and resumable."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.campaign import Journal, Measurer, measure_trial, raise_if_all_failed
+from calibration.candidates import Pool, build_pool, noise_of
+from calibration.choose import Candidates, after, pick
+from calibration.fit import fit_profile
+from calibration.question import load_or_trace
+from calibration.rows import usable
+from calibration.trial import Trial
+from profiles import store
+from profiles.errors import CampaignError, InvalidInputError
+from profiles.schema import Machine, Measurement, Profile, Rate, Software, Workload
+from simulator.rates import datasheet_profile
+from simulator.steptime import covariance
+
+FloatArray = NDArray[np.float64]
+Progress = Callable[[str, float], None]
+"""Called with what happens now and the share of the budget that is spent."""
+PROBE_SHARE, PROBE_MOST_S, PROBE_LEAST_S = 0.25, 60.0, 10.0
+MEASURE_S = {"cpu": 2.0, "cuda": 1.2}
+MAX_TRIAL_SHARE = 0.15
+"""No single trial may take more of the budget."""
+COMPILE_SHARE = 0.35
+"""Compiled shapes are rationed: no more than this share of the time for runs."""
+TARGETS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a calibration yields: the profile, where it lies, its measurements and the seconds they took."""
+
+    profile: Profile
+    profile_path: Path
+    measurements: tuple[Measurement, ...]
+    seconds: float
+
+
+def calibrate(
+    models: Sequence[str],
+    *,
+    budget_s: float,
+    machine: str | None = None,
+    seed: int = 0,
+    seqs: Sequence[int] = (),
+    on_progress: Progress | None = None,
+    measurer: Measurer | None = None,
+) -> Calibration:
+    """Measure this machine for ``budget_s`` seconds and store the profile.
+
+    Records go to an append-only journal as they come; a calibration that is run again uses those that are there.
+
+    Raises:
+        InvalidInputError: an unknown model, a budget below a minute, or ``machine`` is not the one we are on.
+        CampaignError: nothing could be measured; carries the first error.
+    """
+    begun = time.monotonic()
+    here, device = _check(models, budget_s, machine)
+    tell = on_progress or (lambda _text, _share: None)
+    workloads = {w.name: w for w in (load_or_trace(m) for m in models)}
+    tell("probes", 0.0)
+    rates = probe_rates(here, device, float(np.clip(PROBE_SHARE * budget_s, PROBE_LEAST_S, PROBE_MOST_S)))
+    profile = replace(datasheet_profile(here), rates=rates, provenance="measured", created_at=now())
+    campaign = _Campaign(profile, workloads, device, seed, measurer or _local())
+    campaign.run(begun, budget_s, seqs, tell)
+    raise_if_all_failed(campaign.records)
+    profile = finished(campaign.profile, campaign.records, campaign.journal.path, time.monotonic() - begun)
+    path = store.save_profile(profile)
+    return Calibration(
+        profile=profile, profile_path=path, measurements=tuple(campaign.records), seconds=time.monotonic() - begun
+    )
+
+
+def _check(models: Sequence[str], budget_s: float, machine: str | None) -> tuple[Machine, str]:
+    from calibration.machine import this_device, this_machine
+
+    here = this_machine()
+    problems = [] if models else ["name at least one model to calibrate on"]
+    if budget_s < 60:
+        problems.append(f"a budget of {budget_s:g} s is too short; allowed: 60 s and more")
+    if machine is not None and machine not in {here.name, here.gpu.name}:
+        problems.append(f"this machine is {here.name}, not {machine}; calibrate on the machine itself")
+    if problems:
+        raise InvalidInputError("calibrate", problems)
+    return here, this_device()
+
+
+def _local() -> Measurer:
+    from calibration.local import LocalMeasurer
+
+    return LocalMeasurer()
+
+
+def now() -> str:
+    """The present moment, ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def probe_rates(machine: Machine, device: str, budget_s: float) -> dict[str, Rate]:
+    """Every rate of the machine: probed where a probe could run, else from the data sheet.
+
+    Raises:
+        CampaignError: the probe process died; carries the end of its error output.
+    """
+    from calibration.local import worker_environment
+    from calibration.probes import read_report
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "probes.json"
+        command = [sys.executable, "-m", "calibration.probes", "--device", device, "--budget", f"{budget_s:g}"]
+        environment = {**worker_environment(), "OMP_WAIT_POLICY": "PASSIVE"}
+        done = subprocess.run([*command, "--out", str(out)], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode or not out.exists():
+            raise CampaignError(f"the probes failed: {done.stderr.strip()[-600:]}")
+        return {**datasheet_profile(machine).rates, **read_report(out)["rates"]}
+
+
+class _Campaign:
+    """The runs of one calibration: what is known so far decides what is measured next."""
+
+    def __init__(
+        self, profile: Profile, workloads: Mapping[str, Workload], device: str, seed: int, measurer: Measurer
+    ) -> None:
+        self.profile, self.workloads, self.device, self.measurer = profile, workloads, device, measurer
+        self.random = np.random.default_rng(seed)
+        self.journal = Journal(journal_path(profile.machine.name))
+        self.records: list[Measurement] = []
+        self.compile_s = 0.0
+
+    def run(self, begun: float, budget_s: float, seqs: Sequence[int], tell: Progress) -> None:
+        """Measure until the budget is spent."""
+        pool = build_pool(
+            self.workloads, self.profile, device=self.device, seqs=seqs, measure_s=MEASURE_S[self.device],
+            max_trial_s=MAX_TRIAL_SHARE * budget_s,
+        )  # fmt: skip
+        if not pool.trials:
+            raise CampaignError("no recipe of these models is predicted to fit this machine within the budget")
+        open_ = np.ones(len(pool.trials), dtype=bool)
+        seeds = _seeds(pool)
+        try:
+            while (left_s := budget_s - (time.monotonic() - begun)) > 0:
+                chosen = self._next(pool, open_, seeds, left_s, COMPILE_SHARE * budget_s)
+                if chosen is None:
+                    break
+                open_[chosen] = False
+                tell(describe(pool.trials[chosen]), 1.0 - left_s / budget_s)
+                self._measure(pool.trials[chosen])
+        finally:
+            self.measurer.close()
+
+    def _next(
+        self, pool: Pool, open_: NDArray[np.bool_], seeds: list[int], left_s: float, compile_budget_s: float
+    ) -> int | None:
+        costs = pool.fixed_cost_s
+        compiled = np.array([t.recipe.compile == "on" for t in pool.trials])
+        allowed = open_ & (costs <= left_s) & (~compiled | (costs <= compile_budget_s - self.compile_s))
+        while seeds:
+            seed = seeds.pop(0)
+            if allowed[seed]:
+                return seed
+        shares = pool.shares(self.profile)
+        targets = shares[self.random.choice(len(shares), min(TARGETS, len(shares)), replace=False)]
+        candidates = Candidates(shares=shares, noise=noise_of(pool, self.profile), cost_s=costs)
+        known = covariance(self.profile.fit, self.profile.rates)
+        return pick(candidates, targets, known, allowed)
+
+    def _measure(self, trial: Trial) -> None:
+        record = self.journal.find(trial) or measure_trial(trial, self.measurer, self.journal)
+        self.records.append(record)
+        if trial.recipe.compile == "on":
+            self.compile_s += record.trial_s or 0.0
+        ran = [r for r in self.records if r.status == "ok"]
+        if ran:
+            fit = fit_profile(self.records, self.workloads, self.profile.rates)
+            self.profile = replace(self.profile, fit=fit)
+
+
+def _seeds(pool: Pool) -> list[int]:
+    """Per model: the costliest plain run and the smallest, so that both what the GPU and what the host decides shows."""
+    seeds: list[int] = []
+    for model in dict.fromkeys(t.model for t in pool.trials):
+        plain = [
+            i for i, t in enumerate(pool.trials)
+            if t.model == model and t.recipe.compile == "off" and t.recipe.checkpointing == "none"
+            and t.recipe.optimizer == "adamw_fused" and t.recipe.attention == pool.trials[0].recipe.attention
+            and t.recipe.precision == pool.trials[0].recipe.precision
+        ]  # fmt: skip
+        if plain:
+            by_size = sorted(plain, key=lambda i: pool.seconds[i].sum())
+            seeds += [by_size[-1], by_size[0]]
+    return seeds
+
+
+def describe(trial: Trial) -> str:
+    """A trial in a few words."""
+    from simulator.recipes import format_recipe
+
+    return f"{trial.model}: {format_recipe(trial.recipe)}"
+
+
+def journal_path(machine: str) -> Path:
+    """Where the records of this machine and this torch go; versions are never mixed in one file."""
+    from importlib.metadata import version
+
+    minor = ".".join(version("torch").split("+")[0].split(".")[:2])
+    return store.home() / "measured" / f"{machine}--torch{minor}.jsonl"
+
+
+def finished(profile: Profile, records: Sequence[Measurement], journal: Path, seconds: float | None) -> Profile:
+    """The profile with what its records say of software, device, power and time."""
+    ran = [r for r in records if r.status == "ok"]
+    newest = ran[-1] if ran else records[-1]
+    powers = [r.device.power_w for r in ran if r.device and r.device.power_w]
+    device = newest.device
+    if device is not None and powers:
+        device = replace(device, power_w=float(np.median(powers)))
+    return replace(
+        profile, software=newest.software or Software(), device=device, measurement_files=(journal.name,),
+        calibration_s=seconds if seconds is not None else profile.calibration_s, created_at=now(),
+    )  # fmt: skip
+
+
+def refit(profile: Profile, records: Sequence[Measurement], workloads: Mapping[str, Workload]) -> Profile:
+    """The profile fitted again to these records; those that the model has nothing to say of are left out."""
+    kept = [r for r in records if usable(r, workloads, profile.rates, profile)]
+    return replace(profile, fit=fit_profile(kept, workloads, profile.rates)) if kept else profile
+
+
+__all__ = ["Calibration", "after", "calibrate", "finished", "probe_rates", "refit"]

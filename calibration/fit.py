@@ -1,0 +1,215 @@
+"""The fit: measurements move per-component corrections away from a prior, and say how sure they are.
+
+Step time is a smooth function of log factors, one a component. Gauss-Newton on the log of step time, each inner
+problem a ridge regression: the ridge is the Gaussian prior on the log factors, so factors stay positive, six points
+help, and a component that the data don't identify stays at its prior. Residuals are weighed by each record's noise and
+by a soft-L1 loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.rows import REPEAT_FLOOR_LOG, TimeRows, calibrated_range, memory_of, time_rows
+from profiles.schema import Correction, Fit, Measurement, Rate, Workload
+from simulator.components import COMPONENTS
+from simulator.steptime import gradient, predictive_sd, prior_sd, step_times
+
+FloatArray = NDArray[np.float64]
+ITERATIONS = 30
+TOLERANCE = 1e-5
+NOMINAL = 0.90
+GAUSSIAN_90 = 1.645
+IDENTIFIED_BELOW = 0.5
+"""A component counts as identified once its posterior variance is below this share of the prior's."""
+ROBUST_SD = 1.4826
+"""Standard deviation of a normal distribution ÷ its median absolute deviation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """Log factors by component, their covariance, and leave-one-out errors of log step time by row."""
+
+    factors: FloatArray
+    covariance: FloatArray
+    active: NDArray[np.bool_]
+    left_out: FloatArray
+
+
+def fit_profile(
+    records: Sequence[Measurement], workloads: Mapping[str, Workload], rates: dict[str, Rate], ranks: int = 1
+) -> Fit:
+    """The fit of time and memory to these records; without any that ran, the prior."""
+    rows = time_rows(records, workloads, rates, ranks)
+    fit = fit_time(rows, rates) if len(rows) else Fit()
+    fit = fit_memory(fit, [r for r in records if r.status == "ok"], workloads, ranks)
+    return replace(
+        fit, models=tuple(sorted({r.model for r in rows.measurements})), measurements=len(records),
+        calibrated=calibrated_range(records, workloads),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------- time
+
+
+def fit_time(rows: TimeRows, rates: dict[str, Rate]) -> Fit:
+    """Corrections, covariance, residual noise and the interval's scale."""
+    solution = solve(rows, prior_sd(rates))
+    sd = prior_sd(rates)
+    corrections = tuple(
+        Correction(
+            component=name, log_factor=float(solution.factors[i]),
+            identified=bool(solution.covariance[i, i] < IDENTIFIED_BELOW * sd[i] ** 2),
+        )
+        for i, name in enumerate(COMPONENTS) if solution.active[i]
+    )  # fmt: skip
+    index = np.flatnonzero(solution.active)
+    covariance = solution.covariance[np.ix_(index, index)]
+    noise, crossover = _noise(rows, solution)
+    fit = Fit(
+        corrections=corrections, covariance=tuple(tuple(float(x) for x in row) for row in covariance),
+        noise_sd_log=noise, crossover_sd_log=crossover, measurements=len(rows),
+    )  # fmt: skip
+    return replace(fit, interval_scale=_interval_scale(rows, solution, fit, rates))
+
+
+def solve(rows: TimeRows, sd: FloatArray) -> Solution:
+    """Maximum-posterior log factors by Gauss-Newton with ridge regression inside."""
+    from sklearn.linear_model import Ridge
+
+    active = np.abs(rows.seconds).sum(axis=0) > 0
+    factors = np.zeros(len(COMPONENTS))
+    scale = np.where(active, sd, 0.0)
+    for _ in range(ITERATIONS):
+        jacobian = gradient(rows.seconds, rows.grad_accum, factors)
+        residual = rows.log_step - np.log(step_times(rows.seconds, rows.grad_accum, factors).step_s)
+        weight = _weights(residual, rows.noise)
+        ridge = Ridge(alpha=1.0, fit_intercept=False)
+        ridge.fit(jacobian[:, active] * scale[active], residual + jacobian @ factors, sample_weight=weight)
+        new = np.zeros_like(factors)
+        new[active] = ridge.coef_ * scale[active]
+        step = np.clip(new - factors, -0.5, 0.5)
+        factors = factors + step
+        if np.max(np.abs(step)) < TOLERANCE:
+            break
+    return _posterior(rows, factors, scale, active)
+
+
+def _weights(residual: FloatArray, noise: FloatArray) -> FloatArray:
+    """Inverse variance, lowered where the residual is large: the weight of a soft-L1 loss."""
+    scaled = residual / noise
+    weights: FloatArray = 1.0 / noise**2 / np.sqrt(1.0 + scaled**2)
+    return weights
+
+
+def _posterior(rows: TimeRows, factors: FloatArray, scale: FloatArray, active: NDArray[np.bool_]) -> Solution:
+    jacobian = gradient(rows.seconds, rows.grad_accum, factors) * scale
+    residual = rows.log_step - np.log(step_times(rows.seconds, rows.grad_accum, factors).step_s)
+    weight = _weights(residual, rows.noise)
+    information = jacobian.T @ (jacobian * weight[:, None]) + np.eye(len(factors))
+    inverse = np.linalg.inv(information)
+    leverage = np.einsum("ij,jk,ik->i", jacobian, inverse, jacobian) * weight
+    excess = max(1.0, float(np.sum(weight * residual**2) / len(residual)))
+    covariance = inverse * np.outer(scale, scale) * excess
+    left_out = residual / np.maximum(1.0 - leverage, 0.2)
+    return Solution(factors=factors, covariance=covariance, active=active, left_out=left_out)
+
+
+def host_share(rows: TimeRows, factors: FloatArray) -> FloatArray:
+    """Between 0 and 1: how much of each row the host decides."""
+    times = step_times(rows.seconds, rows.grad_accum, factors)
+    share: FloatArray = times.host_s / np.maximum(times.host_s + times.gpu_s, 1e-12)
+    return share
+
+
+def _noise(rows: TimeRows, solution: Solution) -> tuple[float, float]:
+    """What is left in rows that the GPU decides, and what comes on top where the host does."""
+    host_bound = host_share(rows, solution.factors) > 0.45
+    calm = solution.left_out[~host_bound] if (~host_bound).sum() >= 3 else solution.left_out
+    noise = max(REPEAT_FLOOR_LOG / 2, float(np.sqrt(np.mean(np.clip(calm, -0.3, 0.3) ** 2))))
+    rough = solution.left_out[host_bound]
+    extra = float(np.mean(np.clip(rough, -0.5, 0.5) ** 2)) - noise**2 if len(rough) >= 3 else 0.05**2
+    return noise, math.sqrt(max(extra, 0.0))
+
+
+def _interval_scale(rows: TimeRows, solution: Solution, fit: Fit, rates: dict[str, Rate]) -> float:
+    """The conformal quantile of normalised leave-one-out errors, with the finite-sample correction.
+
+    Source: split conformal prediction with normalised residuals (Lei et al., 2018), leave-one-out as in jackknife+
+    (Barber et al., 2021), whose refits are replaced by the exact leave-one-out formula of the linearised fit.
+    """
+    normalised = np.abs(solution.left_out) / predictive_sd(rows.seconds, rows.grad_accum, fit, rates)
+    count = len(normalised)
+    if count < 10:
+        return GAUSSIAN_90 * 1.15
+    rank = min(math.ceil(NOMINAL * (count + 1)), count)
+    return float(np.clip(np.sort(normalised)[rank - 1], 1.0, 3.0))
+
+
+# ----------------------------------------------------------------------------------------------------- memory
+
+MIN_MEMORY_SD_LOG = 0.004
+MIN_RESERVED_SD_LOG = 0.002
+MIN_OVERHEAD_SD_BYTES = 16 * 2**20
+WORKSPACE_PRIOR_BYTES = 40e6
+
+
+def fit_memory(fit: Fit, ran: Sequence[Measurement], workloads: Mapping[str, Workload], ranks: int = 1) -> Fit:
+    """Factor on what moves, library workspace, allocator slack and device overhead, each with its spread."""
+    measured = [r for r in ran if r.peak_bytes]
+    if not measured:
+        return fit
+    fit = _fit_allocated(fit, measured, workloads, ranks)
+    return _fit_totals(fit, measured)
+
+
+def _fit_allocated(fit: Fit, measured: Sequence[Measurement], workloads: Mapping[str, Workload], ranks: int) -> Fit:
+    plain = replace(fit, memory_factor=1.0, workspace_bytes=0)
+    parts = np.array([memory_of(r, workloads[r.model], plain, ranks).parts[0] for r in measured])
+    peaks = np.array([float(r.peak_bytes or 0) for r in measured])
+    static, moving = parts[:, :3].sum(axis=1) + parts[:, 6], parts[:, 3:6].sum(axis=1)
+    factor, workspace = _two_robust(moving / peaks, 1.0 / peaks, 1.0 - static / peaks)
+    predicted = static + moving * factor + workspace
+    relative = (peaks - predicted) / np.maximum(moving * factor, 0.2 * peaks)
+    sd = max(MIN_MEMORY_SD_LOG, float(np.sqrt(np.mean(np.clip(relative, -0.2, 0.2) ** 2))))
+    return replace(fit, memory_factor=factor, workspace_bytes=max(0, round(workspace)), memory_sd_log=sd)
+
+
+def _two_robust(first: FloatArray, second: FloatArray, target: FloatArray) -> tuple[float, float]:
+    """``target`` ≈ a · first + c · second with a near 1 and c near the usual workspace, by reweighted ridge."""
+    from sklearn.linear_model import Ridge
+
+    columns = np.column_stack([first * 0.03, second * WORKSPACE_PRIOR_BYTES])
+    goal = target - first - second * WORKSPACE_PRIOR_BYTES
+    weight = np.full(len(goal), 1.0 / 0.005**2)
+    for _ in range(10):
+        ridge = Ridge(alpha=1.0, fit_intercept=False).fit(columns, goal, sample_weight=weight)
+        left = (goal - columns @ ridge.coef_) / 0.005
+        weight = 1.0 / 0.005**2 / np.sqrt(1.0 + left**2)
+    a, c = ridge.coef_
+    return 1.0 + 0.03 * float(a), WORKSPACE_PRIOR_BYTES * (1.0 + float(c))
+
+
+def _fit_totals(fit: Fit, measured: Sequence[Measurement]) -> Fit:
+    slack = np.array([r.peak_reserved_bytes / r.peak_bytes for r in measured if r.peak_reserved_bytes and r.peak_bytes])
+    if len(slack):
+        middle = float(np.median(slack))
+        spread = float(np.sqrt(np.mean(np.clip(np.log(slack / middle), -0.05, 0.05) ** 2)))
+        fit = replace(fit, reserved_factor=middle, reserved_sd_log=max(MIN_RESERVED_SD_LOG, spread))
+    else:
+        fit = replace(fit, reserved_factor=1.0, reserved_sd_log=MIN_RESERVED_SD_LOG)
+    outside = np.array([
+        r.peak_device_bytes - (r.peak_reserved_bytes or r.peak_bytes or 0) for r in measured if r.peak_device_bytes
+    ])  # fmt: skip
+    if not len(outside):
+        return fit
+    middle = float(np.median(outside))
+    spread = ROBUST_SD * float(np.median(np.abs(outside - middle)))
+    return replace(
+        fit, device_overhead_bytes=round(middle), device_overhead_sd_bytes=round(max(MIN_OVERHEAD_SD_BYTES, spread))
+    )

@@ -1,0 +1,5 @@
+"""``python -m cli`` is ``paceline``."""
+
+from cli.app import main
+
+main()

@@ -1,0 +1,127 @@
+"""Answers as JSON: the keys that scripts rely on. Ratios are fractions, unknown is ``null``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from calibration import Calibration, Verification
+    from profiles.schema import Profile, Recipe
+    from simulator import Case, Plan, Prediction
+
+Json = dict[str, Any]
+
+
+def show(answer: Mapping[str, object]) -> None:
+    """Print one JSON object on stdout."""
+    typer.echo(json.dumps(plain(answer), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def plain(value: object) -> Any:  # noqa: ANN401
+    """The value in JSON's own types; what is infinite or not a number is unknown."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Sequence | set | frozenset):
+        return [plain(part) for part in value]
+    return str(value) if isinstance(value, Path) else plain(value.item() if hasattr(value, "item") else str(value))
+
+
+def recipe_json(case: Case, recipe: Recipe) -> Json:
+    """Every knob, with the lengths that the case implies."""
+    decoder_seq = case.decoder_seq(recipe) or None
+    return asdict(replace(recipe, seq=case.seq(recipe), decoder_seq=decoder_seq))
+
+
+def prediction_json(case: Case, prediction: Prediction) -> Json:
+    """One recipe's time, money and memory with their breakdowns, and the verdict."""
+    return {**asdict(prediction), "recipe": recipe_json(case, prediction.recipe), "verdict": prediction.verdict}
+
+
+def plan_json(case: Case, plan: Plan) -> Json:
+    """The ranked recipes, four to compare with, and what was left out and why."""
+    marks = {"best": plan.best, "median": plan.median, "worst": plan.worst, "naive": plan.naive}
+    return {
+        **question_json(case),
+        **{mark: one and prediction_json(case, one) for mark, one in marks.items()},
+        "recipes": [prediction_json(case, one) for one in plan.recipes],
+        "infeasible": plan.infeasible,
+        "refused": plan.refused,
+        "space_size": plan.space_size,
+        "feasible": plan.feasible,
+        "oom": plan.oom,
+        "over_budget": plan.over_budget,
+        "ties": plan.ties,
+        "reasons": plan.reasons,
+    }
+
+
+def question_json(case: Case) -> Json:
+    """What was asked and on which knowledge the answer rests."""
+    return {
+        "model": case.workload.name,
+        "machine": case.machine.name,
+        "run": case.run,
+        "fixed": case.fixed,
+        "price": case.price,
+        "profile": profile_json(case.profile),
+    }
+
+
+def profile_json(profile: Profile) -> Json:
+    """Where a profile comes from."""
+    return {
+        "machine": profile.machine.name,
+        "provenance": profile.provenance,
+        "created_at": profile.created_at,
+        "torch": profile.software.torch,
+        "measurements": profile.fit.measurements,
+        "models": profile.fit.models,
+        "note": profile.note,
+    }
+
+
+def calibration_json(done: Calibration) -> Json:
+    """The profile that calibration wrote, and each real run behind it."""
+    return {
+        "profile": done.profile_path,
+        "machine": done.profile.machine.name,
+        "measurements": done.measurements,
+        "seconds": done.seconds,
+    }
+
+
+def verification_json(case: Case, done: Verification) -> Json:
+    """Predicted beside measured for every recipe that was really run."""
+    return {
+        **question_json(case),
+        "verified": [
+            {
+                "recipe": recipe_json(case, one.recipe),
+                "predicted_step_s": one.predicted.step_s,
+                "predicted_step_s_low": one.predicted.step_s_low,
+                "predicted_step_s_high": one.predicted.step_s_high,
+                "measured_step_s": one.measured.step_s,
+                "predicted_peak_bytes": one.predicted.peak_bytes,
+                "measured_peak_bytes": one.measured.peak_bytes,
+                "error": one.error,
+                "status": one.measured.status,
+                "reason": one.measured.reason,
+            }
+            for one in done.verified
+        ],
+        "best": prediction_json(case, done.best),
+        "profile_path": done.profile_path,
+    }
