@@ -8,9 +8,9 @@ setup: .venv/.ready ## create .venv with everything that development needs
 quickstart: setup ; @$(BIN)/python -m cli.quickstart ## the main job for real, on what this machine has
 test: setup ; @$(BIN)/pytest ## every test
 check: setup ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/pytest ## what CI checks
-bench: setup ; @$(BIN)/python benchmarks/bench.py ## speeds that users feel
+bench: setup ; @OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench ## speeds that users feel
 accuracy: setup ; $(BIN)/python -m calibration.report docs/accuracy.md ## rewrite docs/accuracy.md
-docs: setup ; $(BIN)/python -m cli.reference docs/commands.md ## rewrite docs/commands.md from --help
+docs: setup ; $(BIN)/python -m scripts.docs ## rewrite docs/commands.md and the table of files in README.md
 traces: setup ; $(BIN)/python -m calibration.trace ## trace every preset again
 clean: ; rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis ## remove what can be made again
 

@@ -38,6 +38,7 @@ def build_config(preset: Preset) -> PreTrainedConfig:
     model_type = facts.pop("model_type")
     with quiet(), refusing(preset):
         config = AutoConfig.for_model(model_type, **facts)
+        config.architectures = config.architectures or []  # some auto classes look through it
         for part in parts(config):
             if hasattr(part, "use_cache"):
                 part.use_cache = False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 from profiles.errors import CampaignError, UnknownNameError
@@ -12,7 +15,8 @@ from profiles.store import load_gpu
 
 
 def this_device() -> str:
-    """``cuda`` if torch sees a GPU here, else ``cpu``."""
+    """``cuda`` if torch sees a GPU here, else ``cpu``. Asks the driver's library, so no context is made."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,19 +30,28 @@ def this_machine() -> Machine:
     """
     if this_device() == "cpu":
         return replace(parse_machine("cpu"), host_memory_bytes=host_memory_bytes(), host_cores=os.cpu_count())
-    import torch
-
-    name = torch.cuda.get_device_name(0)
+    name, total = _cuda_device()
     try:
         gpu = load_gpu(name)
     except UnknownNameError as error:
         raise CampaignError(f"{error}\nAdd a GPU file for {name!r} (CONTRIBUTING, 'a GPU') and calibrate again.") from None
-    total = torch.cuda.get_device_properties(0).total_memory
     machine = parse_machine(f"1x{gpu.name}")
     return replace(
-        machine, gpu=replace(machine.gpu, memory_bytes=int(total)), host_memory_bytes=host_memory_bytes(),
+        machine, gpu=replace(machine.gpu, memory_bytes=total), host_memory_bytes=host_memory_bytes(),
         host_cores=os.cpu_count(),
     )  # fmt: skip
+
+
+def _cuda_device() -> tuple[str, int]:
+    """The first GPU's name and bytes, asked in a process of its own: a CUDA context here would take from its memory."""
+    done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CampaignError(f"the GPU does not answer: {done.stderr.strip()[-400:]}")
+    name, total = json.loads(done.stdout)
+    return str(name), int(total)
+
+
+_ASK = "import json, torch; p = torch.cuda.get_device_properties(0); print(json.dumps([p.name, p.total_memory]))"
 
 
 def host_memory_bytes() -> int:

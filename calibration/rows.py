@@ -83,7 +83,8 @@ def noise_log(record: Measurement) -> float:
 def memory_of(record: Measurement, workload: Workload, fit: Fit, ranks: int = 1) -> Memory:
     """The model's memory for one record's recipe."""
     recipe = record.recipe
-    return memory(workload, Choice.of(recipe), _sizes(workload, record), np.array([recipe.grad_accum > 1]), fit, ranks)
+    accumulates = np.array([recipe.grad_accum > 1])
+    return memory(workload, Choice.of(recipe), _sizes(workload, record), accumulates, fit, math.inf, ranks)
 
 
 def calibrated_range(records: Sequence[Measurement], workloads: Mapping[str, Workload]) -> dict[str, tuple[str, ...]]:

@@ -155,18 +155,31 @@ class _Moment:
 
 
 def _moments(timeline: Timeline, n: int) -> list[_Moment]:
-    """Inside a middle block its siblings may be all before or all after; elsewhere they are as the traced one is."""
+    """Inside a middle block its siblings may be all before or all after; elsewhere they are on one side of it."""
     choices: list[tuple[int, ...]] = [()]
     for i in range(len(timeline.stacks)):
-        begin, end, back, done = _span(timeline.recording, i)
-        if begin < n <= end:
-            states: tuple[int, ...] = (begin, end)
-        elif back < n <= done:
-            states = (back, min(done + 1, timeline.count))
-        else:
-            states = (n,)
-        choices = [(*c, s) for c in choices for s in states]
+        choices = [(*c, s) for c in choices for s in _states(timeline.recording, i, n)]
     return [_Moment(n, c) for c in choices]
+
+
+def _states(recording: Recording, stack: int, n: int) -> tuple[int, ...]:
+    """The operations at which the middle block holds what its siblings hold during operation n.
+
+    What it hands to its neighbour is alive a little longer than it runs, once, not once per block. So siblings that ran
+    are seen at the end of the forward pass, siblings that wait for their backward pass just after it, and siblings
+    walked back at the very end.
+    """
+    begin, end, back, done = _span(recording, stack)
+    saved = min(recording.forward_end + 1, recording.count)
+    if n <= begin:
+        return (begin,)
+    if n <= recording.forward_end:
+        return (begin, recording.forward_end) if n <= end else (recording.forward_end,)
+    if back == NEVER:
+        return (n,)
+    if n <= back:
+        return (saved,)
+    return (saved, recording.count) if n <= done else (recording.count,)
 
 
 def _span(recording: Recording, stack: int) -> tuple[int, int, int, int]:

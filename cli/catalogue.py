@@ -22,7 +22,7 @@ def show_models(as_json: bool) -> None:
         (one.name, one.task, human.count(one.params), f"{one.seq:,}", _trained_on(one), _batch(one)) for one in presets
     ]
     columns = ("model", "task", "params", "seq", "trained on", "batch")
-    render.show_rows(columns, rows, right=columns[2:], folds="model")
+    render.show_rows(columns, rows, right=columns[2:], folds=["model"])
     render.show_lines(["", "Published runs where there is one; sources: paceline models --json."])
 
 
@@ -56,7 +56,7 @@ def show_model(model: str, as_json: bool) -> None:
         "flops_per_token": f"{facts['flops_per_token']:.4g} forward and backward, causal attention at half",
     }
     rows = [(name, str(value)) for name, value in shown.items() if value not in (None, [], {})]
-    render.show_rows(("", workload.name), rows, folds=workload.name)
+    render.show_rows(("", workload.name), rows, folds=[workload.name])
 
 
 def _facts(workload: Workload) -> contract.Json:
@@ -95,7 +95,7 @@ def show_gpus(as_json: bool) -> None:
         for one in gpus
     ]
     columns = ("GPU", "GiB", "B/s", "bf16 FLOP/s", "fp16", "fp32", "W")
-    render.show_rows(columns, rows, right=columns[1:], folds="GPU")
+    render.show_rows(columns, rows, right=columns[1:], folds=["GPU"])
     render.show_lines(
         [
             "",
@@ -121,7 +121,7 @@ def show_machine(text: str, as_json: bool) -> None:
 
     rows = [(field, _said(value)) for field, value in contract.plain(machine.gpu).items() if value not in ("", [])]
     nodes = f"{machine.nodes} × {machine.gpus_per_node} GPUs" + (f", {machine.network}" if machine.network else "")
-    render.show_rows(("", machine.name), [("nodes", nodes), *rows], folds=machine.name)
+    render.show_rows(("", machine.name), [("nodes", nodes), *rows], folds=[machine.name])
     render.show_lines(["", render.profile_line(profile)])
 
 
@@ -155,7 +155,7 @@ def show_prices(as_json: bool) -> None:
         for one in known
     ]
     columns = ("GPU", "provider", "$/h", "buy", "basis", "date")
-    render.show_rows(columns, rows, right=("$/h", "buy"), folds="provider")
+    render.show_rows(columns, rows, right=("$/h", "buy"), folds=["provider"])
     used = ", ".join(f"{gpu} {human.usd(rent.rent_usd_per_gpu_h)}" for gpu, rent in _rents().items() if rent)
     render.show_lines(
         [

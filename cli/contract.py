@@ -117,6 +117,7 @@ def verification_json(case: Case, done: Verification) -> Json:
                 "predicted_peak_bytes": one.predicted.peak_bytes,
                 "measured_peak_bytes": one.measured.peak_bytes,
                 "error": one.error,
+                "random": one.drawn,
                 "status": one.measured.status,
                 "reason": one.measured.reason,
             }

@@ -18,11 +18,11 @@ from profiles.schema import Machine
 
 State = Literal["ok", "warn", "missing"]
 PACKAGES = {
-    "torch": "tracing new models and measuring",
-    "transformers": "tracing new models and measuring",
+    "torch": "tracing, measuring",
+    "transformers": "tracing, measuring",
     "scikit-learn": "fitting profiles",
     "numpy": "every prediction",
-    "nvidia-ml-py": "clocks, power and throttle reasons of measurements",
+    "nvidia-ml-py": "clocks and power of measurements",
 }
 FOLDERS = ("simulator", "calibration", "profiles", "cli")
 
@@ -75,7 +75,7 @@ def _compiler() -> list[Check]:
     known = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     if known:
         return [Check(name="C++ compiler", state="ok", found=known, needed_for="compile=on")]
-    return [Check(name="C++ compiler", state="missing", found="none on PATH", needed_for="measuring compile=on")]
+    return [Check(name="C++ compiler", state="missing", found="none on PATH", needed_for="compile=on")]
 
 
 def _devices() -> list[Check]:
@@ -150,4 +150,4 @@ def show(checks: list[Check], *, as_json: bool) -> None:
     from cli import render
 
     rows = [(check.state, check.name, check.found, check.needed_for) for check in checks]
-    render.show_rows(("", "what", "found", "needed for"), rows, folds="found")
+    render.show_rows(("", "what", "found", "needed for"), rows, folds=["found", "needed for"])

@@ -78,10 +78,13 @@ def show_verification(case: Case, done: Verification) -> None:
     from cli.recipes import knobs_text, shared_knobs
 
     shared = shared_knobs(case, [one.recipe for one in done.verified] or [done.best.recipe])
-    rows = [(knobs_text(_own(case, one.recipe, shared), short=True), *_compared(one)) for one in done.verified]
+    rows = [
+        (knobs_text(_own(case, one.recipe, shared), short=True) + (" (random)" if one.drawn else ""), *_compared(one))
+        for one in done.verified
+    ]
     render.show_lines([*render.header(case), f"every recipe: {knobs_text(shared)}", ""])
     columns = ("recipe", "predicted step", "measured step", "error", "GiB pred/meas")
-    render.show_rows(columns, rows, right=columns[1:], folds="recipe")
+    render.show_rows(columns, rows, right=columns[1:], folds=["recipe"])
     best = knobs_text(contract.recipe_json(case, done.best.recipe))
     render.show_lines(
         ["", "Below each step: its 90 % interval, predicted or over the measured windows.", f"best now: {best}",
@@ -139,7 +142,7 @@ def show_scores(scores: Mapping[str, object]) -> None:
     from cli import render
 
     rows = list(_flat("", contract.plain(scores)))
-    render.show_rows(("score", "value"), rows, right=("value",), folds="value")
+    render.show_rows(("score", "value"), rows, right=("value",), folds=["value"])
 
 
 def _flat(prefix: str, value: object) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from simulator import Case
 
 _ALWAYS_SHOWN = ("micro_batch", "grad_accum")
+_QUIET = {"compile": "off", "checkpointing": "none"}
 SHORT = {
     "micro_batch": "mb", "grad_accum": "ga", "attention": "", "precision": "", "optimizer": "", "compile": "compile ",
     "checkpointing": "ckpt ", "seq": "seq ", "decoder_seq": "dec ",
@@ -29,8 +30,9 @@ def shared_knobs(case: Case, recipes: Sequence[Recipe]) -> dict[str, object]:
 
 
 def knobs_text(knobs: Mapping[str, object], *, short: bool = False) -> str:
-    """``micro_batch=16,precision=bf16``, which ``--recipe`` reads; or short words for a table's cell."""
+    """``micro_batch=16, precision=bf16``, which ``--recipe`` reads; or short words for a table's cell."""
     told = {knob: value for knob, value in knobs.items() if value is not None}
     if not short:
-        return ",".join(f"{knob}={value}" for knob, value in told.items()) or "nothing in common"
+        return ", ".join(f"{knob}={value}" for knob, value in told.items()) or "nothing in common"
+    told = {knob: value for knob, value in told.items() if _QUIET.get(knob) != value}
     return " ".join(f"{SHORT.get(knob, knob + '=')}{value}" for knob, value in told.items())

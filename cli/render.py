@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -24,11 +24,11 @@ def console() -> Console:
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def table(*columns: str, right: Sequence[str] = (), title: str | None = None, folds: str | None = None) -> Table:
-    """A plain table; ``right`` names the columns of numbers, ``folds`` the one that may break its lines."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def table(*columns: str, right: Sequence[str] = (), folds: Sequence[str] = ()) -> Table:
+    """A plain table; ``right`` names the columns of numbers, ``folds`` those that may break their lines."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        wraps = column == folds
+        wraps = column in folds
         made.add_column(
             column, justify="right" if column in right else "left", no_wrap=not wraps, overflow="fold",
             ratio=1 if wraps else None,
@@ -36,7 +36,9 @@ def table(*columns: str, right: Sequence[str] = (), title: str | None = None, fo
     return made
 
 
-def show_rows(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[str] = (), folds: str) -> None:
+def show_rows(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[str] = (), folds: Sequence[str]
+) -> None:
     """Print a table of text cells."""
     made = table(*columns, right=right, folds=folds)
     for row in rows:
@@ -68,6 +70,8 @@ def show_plan(case: Case, plan: Plan) -> None:
 LEGEND = (
     "Below each number: its 90 % interval; below GiB: the upper bound that decides",
     "whether it fits. Money, energy and MFU share the interval of the time.",
+    "mb micro_batch, ga grad_accum, ckpt checkpointing; compile=off and",
+    "checkpointing=none are not shown.",
 )
 
 
@@ -83,7 +87,7 @@ def show_predictions(case: Case, named: Mapping[str, Prediction], shared: Mappin
         "MFU",
         "basis",
         right=("step", "days", "USD", "GiB", "MFU"),
-        folds="recipe",
+        folds=["recipe"],
     )
     for name, one in named.items():
         made.add_row(name, knobs_text(_own_knobs(case, one, shared), short=True), *_numbers(one))
@@ -151,7 +155,7 @@ def show_prediction(case: Case, one: Prediction) -> None:
     from cli.contract import recipe_json
 
     show_lines([*header(case), f"recipe: {knobs_text(recipe_json(case, one.recipe))}", ""])
-    facts = table("", "", "90 % interval", "basis", folds="90 % interval")
+    facts = table("", "", "90 % interval", "basis", folds=["90 % interval"])
     for row in _facts(one):
         facts.add_row(*row)
     console().print(facts)
@@ -187,13 +191,14 @@ def _facts(one: Prediction) -> list[tuple[Cell, Cell, Cell, Cell]]:
     return rows
 
 
-def _show_breakdown(title: str, parts: Mapping[str, float], text: object, total: float) -> None:
+def _show_breakdown(title: str, parts: Mapping[str, float], text: Callable[[float], str], total: float) -> None:
     made = table(title, "amount", "share", right=("amount", "share"))
-    say = text if callable(text) else str
     for name, value in sorted(parts.items(), key=lambda part: -part[1]):
+        if value == 0:
+            continue
         sign, size = ("−", -value) if value < 0 else ("", value)
-        made.add_row(name, f"{sign}{say(size)}", human.percent(value / total))
-    made.add_row("total", say(total), "")
+        made.add_row(name, f"{sign}{text(size)}", human.percent(value / total))
+    made.add_row("total", text(total), "")
     console().print(made)
 
 

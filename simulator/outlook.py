@@ -40,7 +40,7 @@ def outlook(case: Case, choice: Choice, sizes: FloatArray, grad_accum: FloatArra
     return Outlook(
         seconds=seconds, grad_accum=grad_accum,
         times=step_times(seconds, grad_accum, log_factors(fit)),
-        memory=memory(case.workload, choice, sizes, grad_accum > 1, fit, case.ranks),
+        memory=memory(case.workload, choice, sizes, grad_accum > 1, fit, memory_limit_bytes(case), case.ranks),
     )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def prediction(case: Case, recipe: Recipe) -> Prediction:
         usd=cost.usd if cost else None, kwh=cost.kwh if cost else None, mfu=_mfu(case, recipe, batch, step_s),
         peak_bytes=round(peaks.peak_bytes[0]), peak_reserved_bytes=round(peaks.peak_reserved_bytes[0]),
         peak_device_bytes=round(device), peak_bytes_high=round(peaks.peak_bytes_high[0]), memory_limit_bytes=limit,
-        fit_probability=_normal_cdf((limit - device) / max(float(peaks.sd_bytes[0]), 1.0)),
+        fit_probability=_normal_cdf((limit - float(peaks.needed_bytes[0])) / max(float(peaks.sd_bytes[0]), 1.0)),
         fits=bool(peaks.peak_bytes_high[0] <= limit), provenance=provenance(case),
         time_breakdown_s=_time_breakdown(case.profile.fit, view), memory_breakdown_bytes=_memory_breakdown(peaks),
         measured_step_s=_measured_step_s(case, recipe), warnings=tuple(warnings),

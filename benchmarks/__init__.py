@@ -1,0 +1,1 @@
+"""Commands that produce the numbers in the documentation."""

@@ -1,0 +1,127 @@
+"""Held-out records: recipes drawn at random beforehand, then measured; the fit never sees them.
+
+    python -m benchmarks.held_out draw --models pythia-160m,pythia-410m --machine 1xH200 --seed 7 --out drawn.jsonl
+    python -m benchmarks.held_out measure drawn.jsonl --out held_out.jsonl --budget 300
+
+Drawing uses the data sheet alone, so nothing measured can lean on the draw. Recipes on both sides of the memory limit
+are drawn on purpose; a few per model are put near it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from calibration.campaign import Journal, measure_trial
+from calibration.candidates import make_trial
+from calibration.question import load_or_trace
+from profiles.machines import parse_machine
+from profiles.schema import Recipe, Workload
+from simulator.case import Case
+from simulator.components import Choice
+from simulator.outlook import memory_limit_bytes, outlook, sizes_of
+from simulator.rates import datasheet_profile
+from simulator.recipes import check, recipe_of
+
+PRECISIONS = ("bf16", "bf16", "fp16", "tf32", "fp32", "bf16_pure")
+CHECKPOINTING = ("none", "none", "full", "every_2", "every_3")
+OPTIMIZERS = ("adamw_fused",) * 5 + ("adamw_foreach", "adamw_forloop", "sgd", "lion", "adafactor")
+ACCUMULATIONS = (1, 1, 1, 2, 8)
+MAX_MICRO_S = 2.5
+OBVIOUS_OOM = 1.6
+NEAR = 0.12
+"""A recipe whose need is predicted within this share of the limit counts as near it."""
+
+
+def draw(workload: Workload, machine: str, seed: int, plain: int, near: int, compiled: int) -> list[Recipe]:
+    """``plain`` recipes anywhere, ``near`` ones near the memory limit, ``compiled`` ones, all legal and affordable."""
+    random = np.random.default_rng([seed, *workload.name.encode()])
+    case = Case(workload=workload, profile=datasheet_profile(parse_machine(machine)))
+    drawn: list[Recipe] = []
+    for count, compile_, edge in ((plain, "off", False), (near, "off", True), (compiled, "on", False)):
+        target = len(drawn) + count
+        while len(drawn) < target:
+            recipe = _random_recipe(random, workload, compile_)
+            if recipe not in drawn and not check(recipe, case) and _wanted(case, recipe, edge):
+                drawn.append(recipe)
+    return drawn
+
+
+def _random_recipe(random: np.random.Generator, workload: Workload, compile_: str) -> Recipe:
+    lengths = (workload.seq,) if workload.fixed_seq else (workload.seq, workload.seq // 2, workload.seq // 4)
+    one = lambda values: values[int(random.integers(len(values)))]  # noqa: E731
+    return recipe_of({
+        "micro_batch": int(np.exp(random.uniform(0.0, np.log(160.0)))), "grad_accum": one(ACCUMULATIONS),
+        "seq": one(lengths), "precision": one(PRECISIONS), "attention": one(("sdpa", "sdpa", "eager")),
+        "compile": compile_, "checkpointing": one(CHECKPOINTING), "optimizer": one(OPTIMIZERS),
+    })  # fmt: skip
+
+
+def _wanted(case: Case, recipe: Recipe, near: bool) -> bool:
+    sizes = sizes_of(case, recipe, np.array([recipe.micro_batch]))
+    view = outlook(case, Choice.of(recipe), sizes, np.array([float(recipe.grad_accum)]))
+    share = float(view.memory.needed_bytes[0]) / memory_limit_bytes(case)
+    affordable = float(view.times.micro_s[0]) <= MAX_MICRO_S and share < OBVIOUS_OOM
+    return affordable and (not near or abs(share - 1.0) < NEAR)
+
+
+def measure(drawn: Path, out: Path, budget_s: float, measure_s: float) -> int:
+    """Measure what is drawn, in its order, until the budget is spent; resumes. Returns how many records there are."""
+    from calibration.local import LocalMeasurer
+    from calibration.machine import this_device, this_machine
+
+    begun = time.monotonic()
+    device, profile, journal = this_device(), datasheet_profile(this_machine()), Journal(out)
+    count = 0
+    with LocalMeasurer() as measurer:
+        for line in drawn.read_text().splitlines():
+            order = json.loads(line)
+            workload, recipe = load_or_trace(order["model"]), Recipe(**order["recipe"])
+            trial = make_trial(workload, recipe, profile, device, measure_s, 2.0 * recipe.grad_accum)
+            if time.monotonic() - begun > budget_s:
+                break
+            record = journal.find(trial) or measure_trial(trial, measurer, journal)
+            count += 1
+            sys.stderr.write(f"{time.monotonic() - begun:5.0f} s {record.model} {record.status} {record.step_s}\n")
+    return count
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    drawing = commands.add_parser("draw")
+    drawing.add_argument("--models", required=True)
+    drawing.add_argument("--machine", required=True)
+    drawing.add_argument("--seed", type=int, default=7)
+    for name, default in (("plain", 30), ("near", 4), ("compiled", 2)):
+        drawing.add_argument(f"--{name}", type=int, default=default)
+    drawing.add_argument("--out", type=Path, required=True)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("drawn", type=Path)
+    measuring.add_argument("--out", type=Path, required=True)
+    measuring.add_argument("--budget", type=float, default=600.0)
+    measuring.add_argument("--measure", type=float, default=1.2)
+    options = parser.parse_args()
+    if options.command == "measure":
+        sys.stderr.write(f"{measure(options.drawn, options.out, options.budget, options.measure)} records\n")
+        return
+    orders = []
+    for model in options.models.split(","):
+        recipes = draw(
+            load_or_trace(model), options.machine, options.seed, options.plain, options.near, options.compiled
+        )
+        orders += [{"model": model, "recipe": dataclasses.asdict(r)} for r in recipes]
+    np.random.default_rng(options.seed).shuffle(orders)
+    compiled_last = sorted(orders, key=lambda o: o["recipe"]["compile"] == "on")
+    options.out.write_text("".join(json.dumps(o) + "\n" for o in compiled_last))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""One row of a table becomes one measurement, or the reasons why it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from calibration.table_aliases import Aliases
+from calibration.table_columns import Cells
+from calibration.table_layout import Layout, layout_of
+from calibration.table_measured import Measured, measured_of
+from calibration.table_models import Found, Models
+from calibration.table_recipes import Knobs, knobs_of
+from profiles.errors import InvalidInputError
+from profiles.schema import Measurement, Preset, Recipe
+from simulator.recipes import parse_recipe, recipe_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A measurement, the line of the table that it stands on, and its model."""
+
+    line: int
+    preset: Preset
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """A row that can be used, and what was taken for granted to do so."""
+
+    row: Row
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A row that cannot be used: what is wrong with it, else the knobs that this version does not model."""
+
+    line: int
+    reasons: tuple[str, ...] = ()
+    foreign: dict[str, str] = field(default_factory=dict)
+
+
+def read_row(cells: Cells, models: Models, aliases: Aliases, origin: str) -> Used | LeftOut:
+    """What a row says. Its model is built only if the rest of it can be used."""
+    problems = list(cells.problems)
+    layout = layout_of(cells, aliases, problems)
+    knobs = knobs_of(cells, layout.degrees, layout.gpu, aliases, problems) if layout else None
+    measured = measured_of(cells, layout, knobs, aliases, problems) if layout and knobs else None
+    if problems or layout is None or knobs is None or measured is None:
+        return LeftOut(line=cells.line, reasons=tuple(problems))
+    if foreign := knobs.foreign():
+        return LeftOut(line=cells.line, foreign=foreign)
+    found = models.find(cells, problems)
+    recipe = _recipe(cells, layout, knobs, found, problems) if found else None
+    if found and recipe:
+        measured = measured.with_model(found, problems)
+    if problems or found is None or recipe is None:
+        return LeftOut(line=cells.line, reasons=tuple(problems))
+    notes = _notes(layout, knobs, found)
+    record = _measurement(cells, layout, measured, found, recipe, notes, origin)
+    return Used(row=Row(line=cells.line, preset=found.preset, measurement=record), notes=notes)
+
+
+def _recipe(cells: Cells, layout: Layout, knobs: Knobs, found: Found, problems: list[str]) -> Recipe | None:
+    lengths = {"seq": cells.whole("seq_len"), "decoder_seq": cells.whole("decoder_seq")}
+    problems.extend(_length_problems(found, lengths["seq"], lengths["decoder_seq"]))
+    counts = {"micro_batch": layout.micro_batch, "grad_accum": layout.grad_accum}
+    told = {knob: value for knob, value in {**counts, **lengths}.items() if value is not None}
+    try:
+        return recipe_of(parse_recipe({**knobs.modelled(), **told}))
+    except InvalidInputError as error:
+        problems.extend(error.problems)
+        return None
+
+
+def _length_problems(found: Found, seq: int | None, decoder_seq: int | None) -> list[str]:
+    name, problems = found.preset.name, list[str]()
+    if seq is None and found.fixed_seq is None:
+        problems.append("seq_len is blank")
+    if seq and found.fixed_seq and seq != found.fixed_seq:
+        problems.append(f"seq_len is {seq}, and {name} has {found.fixed_seq} positions, fixed by its config")
+    if seq and found.max_seq and seq > found.max_seq:
+        problems.append(f"seq_len is {seq}, and the position table of {name} ends at {found.max_seq}; give model_config")
+    if decoder_seq and found.preset.decoder_seq is None:
+        problems.append(f"decoder_seq is {decoder_seq}, and {name} has no decoder of its own")
+    return problems
+
+
+def _notes(layout: Layout, knobs: Knobs, found: Found) -> tuple[str, ...]:
+    taken = (*(f"{knob}={value}" for knob, value in knobs.blank.items()), *found.taken)
+    return (*layout.notes, *((f"blank cells taken as {', '.join(taken)}",) if taken else ()))
+
+
+def _measurement(
+    cells: Cells, layout: Layout, measured: Measured, found: Found, recipe: Recipe, notes: tuple[str, ...], origin: str
+) -> Measurement:
+    said = (cells.text.get("source", ""), cells.text.get("note", ""), *notes)
+    return Measurement(
+        model=found.preset.name, config_hash=found.config_hash, machine=layout.machine, recipe=recipe,
+        status=measured.status, reason="the table says out of memory" if measured.status == "oom" else None,
+        step_s=measured.step_s, micro_s=measured.micro_s, optimizer_s=measured.optimizer_s,
+        peak_bytes=measured.peak_bytes, peak_reserved_bytes=measured.peak_reserved_bytes,
+        peak_device_bytes=measured.peak_device_bytes, memory_kind=measured.memory_kind,
+        origin=origin, note="; ".join(text for text in said if text),
+    )  # fmt: skip
