@@ -189,7 +189,9 @@ class _Campaign:
 
 
 def _seeds(pool: Pool) -> list[int]:
-    """Per model: the costliest plain run and the smallest, so that both what the GPU and what the host decides shows."""
+    """Per model the costliest plain run and the smallest, so that both what the GPU and what the host decides shows;
+    and of all the one that is predicted to come nearest to the memory limit.
+    """
     seeds: list[int] = []
     for model in dict.fromkeys(t.model for t in pool.trials):
         plain = [
@@ -201,7 +203,7 @@ def _seeds(pool: Pool) -> list[int]:
         if plain:
             by_size = sorted(plain, key=lambda i: pool.seconds[i].sum())
             seeds += [by_size[-1], by_size[0]]
-    return seeds
+    return [*seeds, int(np.argmax(pool.needed_bytes))]
 
 
 def describe(trial: Trial) -> str:

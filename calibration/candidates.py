@@ -35,6 +35,7 @@ class Pool:
     seconds: FloatArray
     grad_accum: FloatArray
     fixed_cost_s: FloatArray
+    needed_bytes: FloatArray
 
     def shares(self, profile: Profile) -> FloatArray:
         """∂ log step time / ∂ log factor under the profile's present fit."""
@@ -69,6 +70,7 @@ def build_pool(
     trials: list[Trial] = []
     rows: list[FloatArray] = []
     costs: list[float] = []
+    needed: list[float] = []
     for workload in workloads.values():
         case = Case(workload=workload, profile=profile, run=Run())
         for recipe, view in _views(case, recipes_of(case, lengths(workload, seqs), compiles=device == "cuda")):
@@ -78,8 +80,10 @@ def build_pool(
                 trials.append(trial)
                 rows.append(view.seconds[0])
                 costs.append(cost_s)
+                needed.append(float(view.memory.needed_bytes[0]))
     return Pool(
         trials=tuple(trials), seconds=np.array(rows), fixed_cost_s=np.array(costs),
+        needed_bytes=np.array(needed),
         grad_accum=np.array([float(t.recipe.grad_accum) for t in trials]),
     )  # fmt: skip
 

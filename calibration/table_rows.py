@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from calibration.table_aliases import Aliases
 from calibration.table_columns import Cells
 from calibration.table_layout import Layout, layout_of
-from calibration.table_measured import Measured, measured_of
+from calibration.table_measured import Outcome, Times, outcome_of, times_of
 from calibration.table_models import Found, Models
 from calibration.table_recipes import Knobs, knobs_of
 from profiles.errors import InvalidInputError
@@ -41,34 +41,49 @@ class LeftOut:
     foreign: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    layout: Layout
+    knobs: Knobs
+    outcome: Outcome
+
+
 def read_row(cells: Cells, models: Models, aliases: Aliases, origin: str) -> Used | LeftOut:
     """What a row says. Its model is built only if the rest of it can be used."""
     problems = list(cells.problems)
-    layout = layout_of(cells, aliases, problems)
-    knobs = knobs_of(cells, layout.degrees, layout.gpu, aliases, problems) if layout else None
-    measured = measured_of(cells, layout, knobs, aliases, problems) if layout and knobs else None
-    if problems or layout is None or knobs is None or measured is None:
+    ran = _ran(cells, aliases, problems)
+    if ran is None or problems:
         return LeftOut(line=cells.line, reasons=tuple(problems))
-    if foreign := knobs.foreign():
+    if foreign := ran.knobs.foreign():
         return LeftOut(line=cells.line, foreign=foreign)
     found = models.find(cells, problems)
-    recipe = _recipe(cells, layout, knobs, found, problems) if found else None
-    if found and recipe:
-        measured = measured.with_model(found, problems)
-    if problems or found is None or recipe is None:
+    if found is None:
         return LeftOut(line=cells.line, reasons=tuple(problems))
-    notes = _notes(layout, knobs, found)
-    record = _measurement(cells, layout, measured, found, recipe, notes, origin)
+    recipe = _recipe(cells, ran, found, problems)
+    times = times_of(cells, ran.layout, ran.knobs.values["precision"], found, problems)
+    if recipe is None or problems:
+        return LeftOut(line=cells.line, reasons=tuple(problems))
+    notes = _notes(ran, found)
+    record = _measurement(cells, ran, found, recipe, times, notes, origin)
     return Used(row=Row(line=cells.line, preset=found.preset, measurement=record), notes=notes)
 
 
-def _recipe(cells: Cells, layout: Layout, knobs: Knobs, found: Found, problems: list[str]) -> Recipe | None:
+def _ran(cells: Cells, aliases: Aliases, problems: list[str]) -> _Ran | None:
+    layout = layout_of(cells, aliases, problems)
+    if layout is None:
+        return None
+    knobs = knobs_of(cells, layout.degrees, layout.gpu, aliases, problems)
+    outcome = outcome_of(cells, layout, knobs.values.get("precision", ""), aliases, problems)
+    return _Ran(layout=layout, knobs=knobs, outcome=outcome) if outcome else None
+
+
+def _recipe(cells: Cells, ran: _Ran, found: Found, problems: list[str]) -> Recipe | None:
     lengths = {"seq": cells.whole("seq_len"), "decoder_seq": cells.whole("decoder_seq")}
     problems.extend(_length_problems(found, lengths["seq"], lengths["decoder_seq"]))
-    counts = {"micro_batch": layout.micro_batch, "grad_accum": layout.grad_accum}
+    counts = {"micro_batch": ran.layout.micro_batch, "grad_accum": ran.layout.grad_accum}
     told = {knob: value for knob, value in {**counts, **lengths}.items() if value is not None}
     try:
-        return recipe_of(parse_recipe({**knobs.modelled(), **told}))
+        return recipe_of(parse_recipe({**ran.knobs.modelled(), **told}))
     except InvalidInputError as error:
         problems.extend(error.problems)
         return None
@@ -81,26 +96,27 @@ def _length_problems(found: Found, seq: int | None, decoder_seq: int | None) -> 
     if seq and found.fixed_seq and seq != found.fixed_seq:
         problems.append(f"seq_len is {seq}, and {name} has {found.fixed_seq} positions, fixed by its config")
     if seq and found.max_seq and seq > found.max_seq:
-        problems.append(f"seq_len is {seq}, and the position table of {name} ends at {found.max_seq}; give model_config")
+        problems.append(
+            f"seq_len is {seq}, and the position table of {name} ends at {found.max_seq}; give model_config"
+        )
     if decoder_seq and found.preset.decoder_seq is None:
         problems.append(f"decoder_seq is {decoder_seq}, and {name} has no decoder of its own")
     return problems
 
 
-def _notes(layout: Layout, knobs: Knobs, found: Found) -> tuple[str, ...]:
-    taken = (*(f"{knob}={value}" for knob, value in knobs.blank.items()), *found.taken)
-    return (*layout.notes, *((f"blank cells taken as {', '.join(taken)}",) if taken else ()))
+def _notes(ran: _Ran, found: Found) -> tuple[str, ...]:
+    taken = (*(f"{knob}={value}" for knob, value in ran.knobs.blank.items()), *found.taken)
+    return (*ran.layout.notes, *((f"blank cells taken as {', '.join(taken)}",) if taken else ()))
 
 
 def _measurement(
-    cells: Cells, layout: Layout, measured: Measured, found: Found, recipe: Recipe, notes: tuple[str, ...], origin: str
+    cells: Cells, ran: _Ran, found: Found, recipe: Recipe, times: Times, notes: tuple[str, ...], origin: str
 ) -> Measurement:
-    said = (cells.text.get("source", ""), cells.text.get("note", ""), *notes)
+    said, outcome, peaks = (cells.text.get("source"), cells.text.get("note"), *notes), ran.outcome, ran.outcome.peaks
     return Measurement(
-        model=found.preset.name, config_hash=found.config_hash, machine=layout.machine, recipe=recipe,
-        status=measured.status, reason="the table says out of memory" if measured.status == "oom" else None,
-        step_s=measured.step_s, micro_s=measured.micro_s, optimizer_s=measured.optimizer_s,
-        peak_bytes=measured.peak_bytes, peak_reserved_bytes=measured.peak_reserved_bytes,
-        peak_device_bytes=measured.peak_device_bytes, memory_kind=measured.memory_kind,
+        model=found.preset.name, config_hash=found.config_hash, machine=ran.layout.machine, recipe=recipe,
+        status=outcome.status, reason="the table says out of memory" if outcome.status == "oom" else None,
+        step_s=times.step_s, micro_s=times.micro_s, optimizer_s=times.optimizer_s, peak_bytes=peaks.allocated_bytes,
+        peak_reserved_bytes=peaks.reserved_bytes, peak_device_bytes=peaks.device_bytes, memory_kind=peaks.kind,
         origin=origin, note="; ".join(text for text in said if text),
     )  # fmt: skip
