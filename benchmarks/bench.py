@@ -17,22 +17,26 @@ SECONDS = 3.0
 
 def main() -> None:
     """Print one line a figure."""
-    rate, size = recipes_per_s()
-    typer.echo(f"{rate:>12,.0f} recipes per second on one core ({MODEL} on {MACHINE}, {size:,} recipes a time)")
+    for batch, tolerance in ((1024, 0.0), (20_000, 0.3)):
+        rate, size = recipes_per_s(batch, tolerance)
+        typer.echo(
+            f"{rate:>12,.0f} recipes/s on one core: {size:,} of {MODEL} on {MACHINE} at {batch:,}±{tolerance:.0%}"
+        )
     typer.echo(f"{best_s(['--help']):>12.2f} s  paceline --help")
     typer.echo(f"{best_s(PLAN):>12.2f} s  paceline {' '.join(PLAN)}")
     for line in calibration_lines():
         typer.echo(line)
 
 
-def recipes_per_s() -> tuple[float, int]:
-    """Recipes scored per second for time and memory, and how many the space holds."""
+def recipes_per_s(global_batch: int, tolerance: float) -> tuple[float, int]:
+    """Recipes scored for time and memory per second, and how many the whole space at that global batch holds."""
     from calibration.question import build_case
     from simulator import Run
     from simulator.planning import score
     from simulator.space import enumerate_space
 
-    case = build_case(MODEL, MACHINE, Run(tokens=300e9, seq=2048, global_batch=10_080), {})
+    run = Run(tokens=300e9, seq=2048, global_batch=global_batch, global_batch_tolerance=tolerance)
+    case = build_case(MODEL, MACHINE, run, {})
     space = enumerate_space(case)
     rounds, start_s = 0, time.perf_counter()
     while time.perf_counter() - start_s < SECONDS:

@@ -1,6 +1,6 @@
 """One machine's campaign: calibrate, measure the held-out recipes, verify; everything lands in one folder.
 
-    python -m benchmarks.campaign --models pythia-160m,pythia-410m,pythia-1b --budget 400 --held-out drawn.jsonl --until 590 --out DIR
+python -m benchmarks.campaign --models pythia-160m,pythia-410m,pythia-1b --budget 400 --held-out drawn.jsonl --until 590 --out DIR
 """
 
 from __future__ import annotations

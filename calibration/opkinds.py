@@ -160,7 +160,8 @@ def flops(point: Point, func: Any, inputs: list[Any], outputs: list[Any], kwargs
     if name == "convolution_backward":
         grad, weight = inputs[0], inputs[2]
         once = _conv_flops(point, weight, grad)
-        return (product((float(min(2, len(outputs))), 0, 0, 0), once),)
+        gradients = sum(t.dim() > 1 for t in outputs)  # of input and weight, as asked for; the bias's is no product
+        return (product((float(gradients), 0, 0, 0), once),)
     return ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -118,14 +119,25 @@ class Recorder:
             key = storage._cdata
             if key in self._live or key in self._static or not storage.nbytes():
                 continue
-            sources = tuple(self._live.get(t.untyped_storage()._cdata, -1) for t in inputs) if name == "add" else ()
+            sources = tuple(self._owned(t) for t in inputs) if name == "add" else ()
             self._live[key] = len(self.recording.allocations)
             made = Allocation(
-                size=self.point.term(storage.nbytes()), birth=self.recording.count, phase=self.phase, block=self.block,
+                size=self._size(name, inputs, tensor), birth=self.recording.count, phase=self.phase, block=self.block,
                 logits=self._is_logits(tensor), inputs=sources,
             )  # fmt: skip
             self.recording.allocations.append(made)
             self._refs.append(weakref.ref(storage, self._on_death(key, made)))
+
+    def _size(self, name: str, inputs: list[Any], tensor: Any) -> Term:  # noqa: ANN401
+        """Bytes of a new storage. The memory-efficient kernels pad lengths to 16 and 32, which real lengths mostly are."""
+        if "efficient_attention" not in name:
+            return self.point.term(tensor.untyped_storage().nbytes())
+        shape = [*tensor.shape[:-1], inputs[0].shape[-2]] if tensor.dim() == 3 else tensor.shape
+        return self.point.term(math.prod(shape) * tensor.element_size())
+
+    def _owned(self, tensor: Any) -> int:  # noqa: ANN401
+        """Index of the storage that a tensor alone holds, else −1: a view's base holds it too."""
+        return -1 if tensor._is_view() else self._live.get(tensor.untyped_storage()._cdata, -1)
 
     def _on_death(self, key: int, made: Allocation) -> Callable[[Any], None]:
         def dead(_: Any) -> None:  # noqa: ANN401
@@ -167,13 +179,14 @@ def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:  # noqa: ANN401
 def merge_in_place_sums(allocations: list[Allocation]) -> list[Allocation]:
     """Undo a fake-tensor artefact: the autograd engine adds gradients in place, but not for tensor subclasses.
 
-    A backward sum whose first input dies with it takes that input's storage.
+    A backward sum whose first input dies with it takes that input's storage, unless it is a view. The gradient that a
+    linear layer gives its own weight is one (a transpose); the one that passes through autocast's cast is not.
     """
     gone: set[int] = set()
     for made in allocations:
         if made.phase == "forward" or not made.inputs:
             continue
-        for index in made.inputs:
+        for index in made.inputs[:1]:
             source = allocations[index] if index >= 0 else None
             if source and index not in gone and source.phase != "forward" and source.size == made.size \
                     and source.death in {made.birth, made.birth - 1}:  # fmt: skip

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from calibration.table_aliases import Aliases
 from calibration.table_columns import Cells
-from calibration.table_gpus import card_bytes, gpu_of
+from calibration.table_gpus import Cards, card_bytes
 from profiles.errors import InvalidInputError
 from profiles.machines import parse_machine
 from profiles.schema import Gpu
@@ -32,11 +31,11 @@ class Layout:
     notes: tuple[str, ...]
 
 
-def layout_of(cells: Cells, aliases: Aliases, problems: list[str]) -> Layout | None:
+def layout_of(cells: Cells, cards: Cards, problems: list[str]) -> Layout | None:
     """The layout of a row; ``None`` if it is unknown or impossible, with every reason added to ``problems``."""
     notes: list[str] = []
     name, _, network = cells.text.get("gpu", "").partition("@")
-    gpu = gpu_of(cells, name.strip(), aliases, problems, notes)
+    gpu = cards.find(cells, name.strip(), problems, notes)
     degrees = _degrees(cells, problems)
     if degrees is None:
         return None
@@ -77,7 +76,7 @@ def _batch(cells: Cells, dp: int, problems: list[str]) -> dict[str, int] | None:
         told["grad_accum"] = cells.count("grad_accum")
     unknown = [name for name, value in told.items() if value is None]
     if len(unknown) > 1:
-        problems.append(f"{' and '.join(unknown)} are blank, and do not follow from the rest")
+        problems.append(f"{', '.join(unknown)} are blank, and do not follow from the rest")
         return None
     known = {name: value for name, value in told.items() if value is not None}
     factors = {"dp": dp, **{name: value for name, value in known.items() if name != "global_batch"}}

@@ -81,7 +81,8 @@ def times_of(cells: Cells, layout: Layout, precision: str, found: Found, problem
     if step_s is not None and found.matrix_params is not None:
         positions_per_s = layout.global_batch * _positions(cells, found) / (step_s * layout.gpus)
         tflops = _FLOPS_PER_PARAM * found.matrix_params * positions_per_s / TFLOPS
-        problems.extend(_above_peak(tflops, layout.gpu, precision, f"{step_s:g} s a step, at 6 FLOPs a parameter,"))
+        what = f"the rate of {_FLOPS_PER_PARAM} FLOPs a parameter in {step_s:g} s a step"
+        problems.extend(_above_peak(tflops, layout.gpu, precision, what))
     return Times(step_s=step_s, micro_s=micro_s, optimizer_s=optimizer_s)
 
 
@@ -103,15 +104,13 @@ def _positions(cells: Cells, found: Found) -> int:
 
 
 def _above_peak(tflops: float | None, gpu: Gpu, precision: str, what: str) -> list[str]:
-    """A CPU's peak is of no one machine, and refuses nothing."""
+    """What is said against a rate beyond the card's dense peak. A CPU's is of no one machine, and refuses nothing."""
     known = PRECISIONS.get(precision.removesuffix("_master"))
     peak = product_flops_per_s(gpu, known.product) if known and gpu.kind != "cpu" else None
-    if tflops is None or peak is None or tflops * TFLOPS <= peak:
+    if known is None or tflops is None or peak is None or tflops * TFLOPS <= peak:
         return []
-    product = known.product if known else ""
-    return [
-        f"{what} is {tflops:.4g} TFLOP/s, above the {product} peak of {gpu.name}, {peak / TFLOPS:g} (a wrong unit?)"
-    ]
+    limit = f"the dense {known.product} peak of {gpu.name}, {peak / TFLOPS:g}"
+    return [f"{what} is {tflops:.4g} TFLOP/s, above {limit}; a wrong unit or precision?"]
 
 
 def _peaks(cells: Cells, layout: Layout, aliases: Aliases, problems: list[str]) -> Peaks | None:

@@ -72,7 +72,7 @@ def _degrees(degrees: Mapping[str, int]) -> dict[str, str]:
 def _mapped(knob: str, column: str, text: str, aliases: Aliases, problems: list[str]) -> dict[str, str]:
     value = aliases.meaning(knob, text)
     if value is None:
-        value = text if _is_value(knob, text) else None
+        value = text.lower() if _is_value(knob, text.lower()) else None
     if value is not None:
         return {knob: value}
     problems.append(f"{column} is {text!r}, which no alias maps to a recipe value; known: {aliases.known(knob)}")
@@ -94,8 +94,10 @@ def _assumed(knob: str, gpu: Gpu, degrees: Mapping[str, int], aliases: Aliases) 
     if knob == "sharding" and degrees["dp"] == 1:
         return None
     value = aliases.blank(knob)
+    if knob == "precision" and value in PRECISIONS and gpu.kind == "cpu":
+        return "fp32"
     if knob == "precision" and value in PRECISIONS and product_flops_per_s(gpu, PRECISIONS[value].product) is None:
-        return "fp32" if gpu.kind == "cpu" else "fp16"
+        return "fp16"
     return value
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from calibration.table_aliases import Aliases
+from calibration.table_aliases import load_aliases
 from calibration.table_columns import Cells
+from calibration.table_gpus import Cards
 from calibration.table_layout import Layout, layout_of
 from calibration.table_measured import Outcome, Times, outcome_of, times_of
 from calibration.table_models import Found, Models
@@ -41,6 +43,16 @@ class LeftOut:
     foreign: dict[str, str] = field(default_factory=dict)
 
 
+class Reading:
+    """What the rows of one table share: its name, the aliases, and the cards and models met so far."""
+
+    def __init__(self, table: Path) -> None:
+        self.origin = f"import:{table.name}"
+        self.aliases = load_aliases()
+        self.cards = Cards(self.aliases)
+        self.models = Models(table, self.aliases)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ran:
     layout: Layout
@@ -48,15 +60,15 @@ class _Ran:
     outcome: Outcome
 
 
-def read_row(cells: Cells, models: Models, aliases: Aliases, origin: str) -> Used | LeftOut:
+def read_row(cells: Cells, read: Reading) -> Used | LeftOut:
     """What a row says. Its model is built only if the rest of it can be used."""
     problems = list(cells.problems)
-    ran = _ran(cells, aliases, problems)
+    ran = _ran(cells, read, problems)
     if ran is None or problems:
         return LeftOut(line=cells.line, reasons=tuple(problems))
     if foreign := ran.knobs.foreign():
         return LeftOut(line=cells.line, foreign=foreign)
-    found = models.find(cells, problems)
+    found = read.models.find(cells, problems)
     if found is None:
         return LeftOut(line=cells.line, reasons=tuple(problems))
     recipe = _recipe(cells, ran, found, problems)
@@ -64,16 +76,16 @@ def read_row(cells: Cells, models: Models, aliases: Aliases, origin: str) -> Use
     if recipe is None or problems:
         return LeftOut(line=cells.line, reasons=tuple(problems))
     notes = _notes(ran, found)
-    record = _measurement(cells, ran, found, recipe, times, notes, origin)
+    record = _measurement(cells, ran, found, recipe, times, notes, read.origin)
     return Used(row=Row(line=cells.line, preset=found.preset, measurement=record), notes=notes)
 
 
-def _ran(cells: Cells, aliases: Aliases, problems: list[str]) -> _Ran | None:
-    layout = layout_of(cells, aliases, problems)
+def _ran(cells: Cells, read: Reading, problems: list[str]) -> _Ran | None:
+    layout = layout_of(cells, read.cards, problems)
     if layout is None:
         return None
-    knobs = knobs_of(cells, layout.degrees, layout.gpu, aliases, problems)
-    outcome = outcome_of(cells, layout, knobs.values.get("precision", ""), aliases, problems)
+    knobs = knobs_of(cells, layout.degrees, layout.gpu, read.aliases, problems)
+    outcome = outcome_of(cells, layout, knobs.values.get("precision", ""), read.aliases, problems)
     return _Ran(layout=layout, knobs=knobs, outcome=outcome) if outcome else None
 
 
@@ -96,9 +108,7 @@ def _length_problems(found: Found, seq: int | None, decoder_seq: int | None) -> 
     if seq and found.fixed_seq and seq != found.fixed_seq:
         problems.append(f"seq_len is {seq}, and {name} has {found.fixed_seq} positions, fixed by its config")
     if seq and found.max_seq and seq > found.max_seq:
-        problems.append(
-            f"seq_len is {seq}, and the position table of {name} ends at {found.max_seq}; give model_config"
-        )
+        problems.append(f"seq_len is {seq}, and the position table of {name} ends at {found.max_seq}")
     if decoder_seq and found.preset.decoder_seq is None:
         problems.append(f"decoder_seq is {decoder_seq}, and {name} has no decoder of its own")
     return problems

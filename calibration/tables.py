@@ -1,22 +1,21 @@
 """Tables of outside measurements: CSV files in one schema, and our own records; each row used or reported.
 
 A blank cell is unknown, never zero. A column that the table lacks altogether has its neutral value (``tp`` 1, one
-node). A knob that a row leaves blank gets the value that ``table_aliases.toml`` lists for it, and that is reported. So is
+node). A knob that a row leaves blank gets the value that ``table_aliases.toml`` lists for it, which is reported. So is
 every row that cannot be used: cells outside the schema, values that cannot be, texts that no alias explains, a model
 that the row does not describe, and knobs that this version does not model.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from calibration.models import resolve
-from calibration.table_aliases import load_aliases
 from calibration.table_columns import read_cells
-from calibration.table_models import Models
-from calibration.table_rows import LeftOut, Row, Used, read_row
+from calibration.table_rows import LeftOut, Reading, Row, Used, read_row
 from profiles.errors import InvalidInputError
 from profiles.files import read_bytes
 from profiles.records import read_measurements_and_problems
@@ -49,9 +48,8 @@ def read_table(path: Path) -> Table:
     """
     if path.name.endswith(_RECORDS):
         return _records(path)
-    cells, aliases = read_cells(path), load_aliases()
-    models = Models(path, aliases)
-    return _table([read_row(row, models, aliases, f"import:{path.name}") for row in cells])
+    cells, reading = read_cells(path), Reading(path)
+    return _table([read_row(row, reading) for row in cells])
 
 
 def _table(outcomes: Sequence[Used | LeftOut]) -> Table:
@@ -60,13 +58,13 @@ def _table(outcomes: Sequence[Used | LeftOut]) -> Table:
     noted = ((note, outcome.row.line) for outcome in used for note in outcome.notes)
     return Table(
         rows=tuple(outcome.row for outcome in used),
-        problems=(*_wrong(left_out), *_foreign(left_out), *_by_text(noted, "used: ")),
+        problems=(*_wrong(left_out), *_foreign(left_out), *_by_text(noted, "used: ", _MOST_RANGES)),
         left_out=tuple(outcome.line for outcome in left_out),
     )
 
 
 def _wrong(left_out: Iterable[LeftOut]) -> Iterator[str]:
-    return _by_text((("; ".join(row.reasons), row.line) for row in left_out if row.reasons), "not used: ")
+    return _by_text((("; ".join(row.reasons), row.line) for row in left_out if row.reasons), "not used: ", sys.maxsize)
 
 
 def _foreign(left_out: Iterable[LeftOut]) -> Iterator[str]:
@@ -78,22 +76,22 @@ def _foreign(left_out: Iterable[LeftOut]) -> Iterator[str]:
     for knobs, rows in groups.items():
         met = {knob: "/".join(sorted({row.foreign[knob] for row in rows}, key=_as_number)) for knob in knobs}
         said = ", ".join(f"{knob}={values}" for knob, values in met.items())
-        yield f"{_lines([row.line for row in rows])} not used: not modelled by this version: {said}"
+        yield f"{_lines([row.line for row in rows], _MOST_RANGES)} not used: not modelled by this version: {said}"
 
 
 def _as_number(text: str) -> tuple[int, str]:
     return (int(text) if text.isdecimal() else 0, text)
 
 
-def _by_text(told: Iterable[tuple[str, int]], verdict: str) -> Iterator[str]:
+def _by_text(told: Iterable[tuple[str, int]], verdict: str, most: int) -> Iterator[str]:
     groups: dict[str, list[int]] = {}
     for text, line in told:
         groups.setdefault(text, []).append(line)
     for text, lines in groups.items():
-        yield f"{_lines(lines)} {verdict}{text}"
+        yield f"{_lines(lines, most)} {verdict}{text}"
 
 
-def _lines(lines: Sequence[int]) -> str:
+def _lines(lines: Sequence[int], most: int) -> str:
     """``line 7``, or ``lines 2-5, 9 (5 rows)``; a long list is cut short."""
     if len(lines) == 1:
         return f"line {lines[0]}"
@@ -103,8 +101,8 @@ def _lines(lines: Sequence[int]) -> str:
             ranges[-1][1] = line
         else:
             ranges.append([line, line])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MOST_RANGES]]
-    more = ", …" if len(ranges) > _MOST_RANGES else ""
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:most]]
+    more = ", …" if len(ranges) > most else ""
     return f"lines {', '.join(shown)}{more} ({len(lines)} rows)"
 
 

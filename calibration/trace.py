@@ -39,7 +39,10 @@ class UntraceableError(InvalidInputError):
     """A model that cannot be traced; refused by name, never counted as something else."""
 
 
-def trace(preset: Preset, *, numerics: tuple[Numerics, ...] = get_args(Numerics)) -> Workload:
+def trace(
+    preset: Preset, *, numerics: tuple[Numerics, ...] = get_args(Numerics),
+    attentions: tuple[str, ...] = _ATTENTION, checkpointing: tuple[bool, ...] = (False, True),
+) -> Workload:  # fmt: skip
     """The workload of a model: per variant its operations and memory as polynomials in micro-batch and lengths.
 
     Three blocks a stack are traced, the middle one stands for all the others. A stack whose blocks differ is traced at
@@ -53,7 +56,7 @@ def trace(preset: Preset, *, numerics: tuple[Numerics, ...] = get_args(Numerics)
     stacks = tuple(Stack(name=n, depth=d) for n, d in shallow[1]) if shallow else ()
     traced = shallow[0] if shallow else preset
     try:
-        variants, unavailable = _trace_variants(traced, preset, stacks, numerics)
+        variants, unavailable = _trace_variants(traced, preset, stacks, (attentions, checkpointing, numerics))
     except Exception as error:  # noqa: BLE001 - the first look already fails; each class in its own way
         variants, unavailable = [], {"fp32": f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_REASON]}"}
     if not variants:
@@ -63,25 +66,30 @@ def trace(preset: Preset, *, numerics: tuple[Numerics, ...] = get_args(Numerics)
 
 
 def _trace_variants(
-    traced: Preset, preset: Preset, stacks: tuple[Stack, ...], numerics: tuple[Numerics, ...]
-) -> tuple[list[Variant], dict[str, str]]:
+    traced: Preset, preset: Preset, stacks: tuple[Stack, ...],
+    choices: tuple[tuple[str, ...], tuple[bool, ...], tuple[Numerics, ...]],
+) -> tuple[list[Variant], dict[str, str]]:  # fmt: skip
     grid, points = _grid(preset, build_config(traced)), _needed_points(traced, preset, stacks)
     variants: list[Variant] = []
     failed: dict[tuple[str, bool, str], str] = {}
-    for attention, checkpointed, numeric in itertools.product(_ATTENTION, (False, True), numerics):
+    for attention, checkpointed, numeric in itertools.product(*choices):
         try:
             variants.append(trace_variant(traced, grid, points, stacks, numeric, attention, checkpointed))
         except Exception as error:  # noqa: BLE001 - a class that cannot run a variant says so in its own way
             text = " ".join(str(error).split()).split(". ")[0]
             failed[attention, checkpointed, numeric] = f"{type(error).__name__}: {text[:MAX_REASON]}"
-    return variants, _unavailable(failed, numerics)
+    return variants, _unavailable(failed, choices)
 
 
-def _unavailable(failed: dict[tuple[str, bool, str], str], numerics: tuple[Numerics, ...]) -> dict[str, str]:
+def _unavailable(
+    failed: dict[tuple[str, bool, str], str],
+    choices: tuple[tuple[str, ...], tuple[bool, ...], tuple[Numerics, ...]],
+) -> dict[str, str]:
     """Reasons by what is missing altogether: an attention, an attention with checkpointing, or a numerics."""
+    attentions, checkpointing, numerics = choices
     reasons: dict[str, str] = {}
     for (attention, checkpointed, numeric), reason in failed.items():
-        if all((a, False, numeric) in failed for a in _ATTENTION):
+        if all((a, checkpointing[0], numeric) in failed for a in attentions):
             reasons.setdefault(numeric, reason)
         if all((attention, checkpointed, n) in failed for n in numerics):
             reasons.setdefault(f"{attention}, checkpointing" if checkpointed else attention, reason)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OnProgress = Callable[[str, float], None]
 
@@ -25,16 +29,14 @@ def progress(title: str) -> Iterator[OnProgress]:
         yield lambda done, fraction: bar.update(task, description=done[:40], completed=fraction)
 
 
-def _lines(console: object) -> OnProgress:
-    """Prints each new step once."""
-    from rich.console import Console
-
+def _lines(console: Console) -> OnProgress:
+    """Prints each new step once, on a line of its own."""
     last = ""
 
     def tell(done: str, fraction: float) -> None:
         nonlocal last
-        if done != last and isinstance(console, Console):
-            console.print(f"{fraction:4.0%} {done}")
+        if done != last:
+            console.print(f"{fraction:4.0%} {done}", soft_wrap=True)
         last = done
 
     return tell

@@ -16,6 +16,7 @@ from cli.failures import run
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("profiles", "simulator", "calibration", "cli")
+TOOLS = ("benchmarks", "scripts")
 START, END = "<!-- files: written by make docs -->", "<!-- end of files -->"
 DATA = {
     "profiles/models/*.toml": "one file a model: its config as facts, the source, the published training run",
@@ -24,8 +25,8 @@ DATA = {
     "profiles/energy.toml": "defaults that turn watts into money and carbon",
     "profiles/table_aliases.toml": "other names of columns and values in tables of measurements",
     "profiles/traces/*.json.gz": "traced models: operations and memory as polynomials",
-    "profiles/measured/*": "raw measurements, one JSON line a run",
-    "profiles/fitted/*": "fitted profiles of machines",
+    "profiles/measured/": "raw measurements, one JSON line a run",
+    "profiles/fitted/": "fitted profiles of machines",
 }
 OTHER = {
     "pyproject.toml": "metadata, dependencies, and the settings of every tool",
@@ -33,8 +34,6 @@ OTHER = {
     "Makefile": "one line a task; `make` lists them",
     ".ci/run": "what CI runs",
     ".pre-commit-config.yaml": "the same checks before a commit",
-    "scripts/docs.py": "writes this table and docs/commands.md",
-    "benchmarks/bench.py": "`make bench`: speeds that users feel",
     "tests/": "mirrors the packages; `tests/policy/` keeps the rules of the house",
 }
 _HEAD = "# Commands\n\nWritten by `make docs` from `--help`; a test keeps it equal.\n"
@@ -83,8 +82,9 @@ def help_text(arguments: list[str]) -> str:
 def files_table() -> str:
     """One row a file: modules by the first line of their docstring, data and the rest as said above."""
     rows = {path.relative_to(ROOT).as_posix(): first_line(path) for package in PACKAGES for path in modules(package)}
+    tools = {path.relative_to(ROOT).as_posix(): first_line(path) for folder in TOOLS for path in modules(folder)}
     docs = {path.relative_to(ROOT).as_posix(): title(path) for path in sorted((ROOT / "docs").rglob("*.md"))}
-    lines = [f"| `{path}` | {line} |" for path, line in {**rows, **DATA, **docs, **OTHER}.items()]
+    lines = [f"| `{path}` | {line} |" for path, line in {**rows, **DATA, **tools, **docs, **OTHER}.items()]
     return "\n".join(["| file | what it is |", "|---|---|", *lines])
 
 

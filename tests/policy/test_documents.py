@@ -39,7 +39,8 @@ def test_every_file_of_data_is_covered_by_a_row():
     shipped = [path for path in (ROOT / "profiles").rglob("*") if path.suffix in {".toml", ".gz", ".json", ".jsonl"}]
     assert shipped
     for path in shipped:
-        assert any(path.relative_to(ROOT).match(pattern) for pattern in docs.DATA), path
+        name = path.relative_to(ROOT)
+        assert any(name.match(row) or name.as_posix().startswith(row) for row in docs.DATA), path
 
 
 def test_every_module_says_what_it_is():
