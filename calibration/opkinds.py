@@ -70,6 +70,8 @@ def kind_of(func: Any, inputs: list[Any], outputs: list[Any]) -> OpKind | None: 
         return _KIND[name]
     if outputs and _aliases(inputs, outputs) and not func._schema.is_mutable:
         return "view"
+    if name == "_to_copy" and inputs[0].is_contiguous():
+        return "cast"
     return "elementwise" if _is_plain(inputs, outputs) else "strided"
 
 
@@ -101,7 +103,8 @@ def moved_bytes(point: Point, func: Any, inputs: list[Any], outputs: list[Any]) 
     """Bytes read plus written, a term per tensor.
 
     A look-up reads only the rows it returns; its dense backward fills the table and writes rows on top. Backward of a
-    norm reads its inputs twice. Slice backward fills its output before it copies.
+    norm reads its inputs twice. Slice backward fills its output before it copies. Softmax backward on CUDA multiplies
+    gradient and output into a buffer of its own first (see ``hidden_buffer``).
     """
     name = base_name(func)
     read = [_size(point, t) for t in inputs]
@@ -110,11 +113,21 @@ def moved_bytes(point: Point, func: Any, inputs: list[Any], outputs: list[Any]) 
         return [*written, *written, *read[1:]]
     if name in {"native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward"}:
         return [*read, *read[:2], *written]
+    if name == "_softmax_backward_data":
+        return [*read, *read, *written, *written]
     if name in {"slice_backward", "select_backward", "embedding_dense_backward"}:
         return [*read, *(read if name == "embedding_dense_backward" else ()), *read[:1], *written]
     if name.endswith("_") or func._schema.is_mutable:
         return [*read, *read[:1]]
     return [*read, *written]
+
+
+def hidden_buffer(func: Any, outputs: list[Any]) -> int:  # noqa: ANN401
+    """Bytes that a CUDA kernel allocates beside its outputs and frees before it returns.
+
+    Source: PyTorch's ``SoftMax.cu``: softmax backward first forms gradient × output, of the output's size.
+    """
+    return outputs[0].untyped_storage().nbytes() if base_name(func) == "_softmax_backward_data" else 0
 
 
 def product_dims(point: Point, func: Any, inputs: list[Any], outputs: list[Any]) -> tuple[Term, ...] | None:  # noqa: ANN401

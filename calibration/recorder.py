@@ -99,6 +99,7 @@ class Recorder:
         inputs, outputs = opkinds.tensors_in((args, kwargs)), opkinds.tensors_in(out)
         self.recording.count += 1
         self._allocate(inputs, outputs, opkinds.base_name(func))
+        self._hide(opkinds.hidden_buffer(func, outputs))
         kind = opkinds.kind_of(func, inputs, outputs)
         if kind is None:
             return
@@ -138,6 +139,15 @@ class Recorder:
     def _owned(self, tensor: Any) -> int:  # noqa: ANN401
         """Index of the storage that a tensor alone holds, else −1: a view's base holds it too."""
         return -1 if tensor._is_view() else self._live.get(tensor.untyped_storage()._cdata, -1)
+
+    def _hide(self, size_bytes: int) -> None:
+        if size_bytes:
+            self.recording.allocations.append(
+                Allocation(
+                    size=self.point.term(size_bytes), birth=self.recording.count, death=self.recording.count,
+                    phase="backward", block=self.block, logits=False,
+                )
+            )  # fmt: skip
 
     def _on_death(self, key: int, made: Allocation) -> Callable[[Any], None]:
         def dead(_: Any) -> None:  # noqa: ANN401

@@ -18,7 +18,7 @@ Numerics = Literal["fp32", "amp", "pure"]
 Phase = Literal["forward", "backward", "recompute"]
 Status = Literal["ok", "oom", "timeout", "crash", "refused", "invalid"]
 OpKind = Literal[
-    "matmul", "bmm", "conv", "attention", "elementwise", "strided", "concat", "softmax", "norm", "reduce",
+    "matmul", "bmm", "conv", "attention", "elementwise", "cast", "strided", "concat", "softmax", "norm", "reduce",
     "embedding", "dropout", "fill", "other", "view",
 ]
 

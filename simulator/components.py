@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from profiles.schema import Op, Poly, Rate, Recipe, Variant, Workload
 from simulator.case import variant_of
-from simulator.rates import HEAD_SIZES, rate_value
+from simulator.rates import ATTENTION_LENGTH, HEAD_SIZES, rate_value
 from simulator.techniques import optimizer as optimizers
 from simulator.techniques.checkpointing import checkpointed_blocks
 from simulator.techniques.precision import PRECISIONS
@@ -25,11 +25,11 @@ from simulator.techniques.precision import PRECISIONS
 FloatArray = NDArray[np.float64]
 Group = Literal["gpu", "host", "step_gpu", "step_host", "sync"]
 
-VIEW_COST = 0.4
-"""Host cost of an operation that only makes a view, relative to one that launches a kernel."""
+HOST_WEIGHT = {"view": 0.4, "cast": 0.5}
+"""Host cost of operations that make a view or that autocast inserts, relative to one that a module calls for."""
 TILE = 128
 """Rows and columns of the output tile that one multiprocessor works on in large matrix products."""
-_BANDWIDTH = ("elementwise", "strided", "concat", "softmax", "norm", "reduce", "embedding", "dropout", "fill")
+_BANDWIDTH = ("elementwise", "cast", "strided", "concat", "softmax", "norm", "reduce", "embedding", "dropout", "fill")
 
 
 def _component_table() -> dict[str, Group]:
@@ -40,11 +40,12 @@ def _component_table() -> dict[str, Group]:
     table |= {f"conv.{bits}": "gpu" for bits in ("32", "16")}
     table |= {f"attention.{bits}.{phase}": "gpu" for bits in ("16", "32") for phase in ("forward", "backward")}
     table |= dict.fromkeys(_BANDWIDTH, "gpu")
-    table |= {"floor": "gpu", "compiled.bytes": "gpu", "compiled.floor": "gpu"}
+    table |= {"loss": "gpu", "floor": "gpu", "power": "gpu", "compiled.bytes": "gpu", "compiled.floor": "gpu"}
     table |= {f"dispatch.{phase}": "host" for phase in ("forward", "backward", "recompute")}
     table |= {"compiled.dispatch": "host"}
     table |= {f"optimizer.{name}": "step_gpu" for name in optimizers.OPTIMIZERS}
-    return table | {"clip": "step_gpu", "optimizer.floor": "step_gpu", "optimizer.dispatch": "step_host", "sync": "sync"}
+    table |= {f"optimizer_dispatch.{name}": "step_host" for name in optimizers.OPTIMIZERS}
+    return table | {"clip": "step_gpu", "optimizer.floor": "step_gpu", "sync": "sync"}
 
 
 COMPONENTS: dict[str, Group] = _component_table()
@@ -101,6 +102,7 @@ def component_seconds(
     variant = variant_for(workload, choice)
     for op in variant.ops:
         clock.add(op, _blocks(workload, op, choice))
+    clock.add_power()
     clock.add_step(workload, ranks)
     return clock.seconds
 
@@ -137,51 +139,76 @@ class _Clock:
         if op.kind == "view":
             return
         self._floor(launches)
-        if op.kind == "matmul":
+        if op.kind in {"matmul", "bmm"}:
             self._matmul(op, blocks)
-        elif op.kind in {"bmm", "conv", "attention"}:
+        elif op.kind in {"conv", "attention"}:
             self._products(op, blocks)
         else:
             self._bandwidth(op, blocks)
 
     def _dispatch(self, op: Op, launches: FloatArray | float) -> None:
-        seconds = launches * (VIEW_COST if op.kind == "view" else 1.0) * self.rate(f"dispatch_{op.phase}_s")
+        seconds = launches * HOST_WEIGHT.get(op.kind, 1.0) * self.rate(f"dispatch_{op.phase}_s")
         if self.compiled:
             self._put("compiled.dispatch", seconds * self.rate("compile_host_factor"))
         else:
             self._put(f"dispatch.{op.phase}", seconds)
 
     def _floor(self, launches: FloatArray | float) -> None:
-        seconds = launches * self.rate("kernel_floor_s")
+        seconds = launches * self._kernel_s()
         if self.compiled:
             self._put("compiled.floor", seconds * self.rate("compile_floor_factor"))
         else:
             self._put("floor", seconds)
 
+    def _kernel_s(self) -> float:
+        """Seconds that any kernel takes beyond its bytes and FLOPs: start, and the ramp up and down of its last wave."""
+        return self.rate("kernel_floor_s") + self.rate("kernel_ramp_s")
+
     def _matmul(self, op: Op, blocks: float) -> None:
         product = self.precision.product if op.bits == self.precision.bits else "fp32"
+        component = f"matmul.{product}.{op.pad}"
+        if op.kind == "bmm":
+            component = f"bmm.{'16' if op.bits == 16 else 'tf32' if product == 'tf32' else '32'}"
+        self._put(component, self._product_seconds(op, blocks, product))
+
+    def _product_seconds(self, op: Op, blocks: float, product: str) -> FloatArray | float:
+        """The slower of FLOPs at a rate that falls with short contractions and few output tiles, and of bytes."""
         bits = "" if product in {"fp16", "bf16"} else "32"
         assert op.dims is not None
         batch, m, n, k = (evaluate(d, self.sizes) for d in op.dims)
         tiles = batch * np.maximum(m / TILE, 1.0) * np.maximum(n / TILE, 1.0)
         shape = (1 + self.rate(f"matmul{bits}_half_k") / k) * (1 + self.rate(f"matmul{bits}_half_tiles") / tiles)
         flops = evaluate(op.flops, self.sizes) * blocks
-        factor = 1.0 if op.pad == "aligned" else self.rate(f"matmul_{op.pad}_factor_{bits or '16'}")
+        factor = self._pad_factor(op, product)
         by_flops = flops * factor * shape / self.rate(f"matmul_{product}_flops_per_s")
         by_bytes = evaluate(op.bytes, self.sizes) * blocks / self.rate("elementwise_bytes_per_s")
         slower = np.maximum if np.all(np.asarray(flops) >= 0) else np.minimum
-        self._put(f"matmul.{product}.{op.pad}", slower(by_flops, by_bytes))
+        seconds: FloatArray | float = slower(by_flops, by_bytes)
+        return seconds
+
+    def _pad_factor(self, op: Op, product: str) -> float:
+        if op.pad == "aligned":
+            return 1.0
+        kind = {"fp16": "16", "bf16": "16", "tf32": "tf32", "fp32": "32"}[product]
+        return self.rate(f"matmul_{op.pad}_factor_{kind}")
 
     def _products(self, op: Op, blocks: float) -> None:
         flops = evaluate(op.flops, self.sizes) * blocks
         wide = "16" if op.bits == 16 else "32"
         if op.kind == "attention":
             phase = "backward" if op.phase == "backward" else "forward"
-            executed = flops * (0.5 if op.causal else 1.0)
-            self._put(f"attention.{wide}.{phase}", executed / self._attention_rate(op, wide, phase))
+            self._put(f"attention.{wide}.{phase}", flops * self._executed(op, wide, phase) / self._attention_rate(op, wide, phase))
             return
-        kind = "tf32" if op.kind == "bmm" and wide == "32" and self.precision.product == "tf32" else wide
-        self._put(f"{op.kind}.{kind}", flops / self.rate(f"{op.kind}_{kind}_flops_per_s"))
+        self._put(f"conv.{wide}", flops / self.rate(f"conv_{wide}_flops_per_s"))
+
+    def _executed(self, op: Op, wide: str, phase: str) -> FloatArray | float:
+        """Share of all keys that is computed, on the basis of the causal rate at ``ATTENTION_LENGTH``."""
+        assert op.dims is not None
+        tail = self.rate(f"attention_{wide}_{phase}_tail")
+        at_rate = 1 + tail / ATTENTION_LENGTH
+        if not op.causal:
+            return 1.0 / at_rate
+        return 0.5 * (1 + tail / evaluate(op.dims[2], self.sizes)) / at_rate
 
     def _attention_rate(self, op: Op, wide: str, phase: str) -> float:
         assert op.dims is not None
@@ -193,11 +220,19 @@ class _Clock:
 
     def _bandwidth(self, op: Op, blocks: float) -> None:
         kind = op.kind if op.kind in _BANDWIDTH else "elementwise"
-        seconds = evaluate(op.bytes, self.sizes) * blocks / self.rate(f"{kind}_bytes_per_s")
+        component = "loss" if kind == "softmax" and op.stack < 0 else kind
+        speed = "elementwise" if kind == "cast" else kind
+        seconds = evaluate(op.bytes, self.sizes) * blocks / self.rate(f"{speed}_bytes_per_s")
         if self.compiled:
             self._put("compiled.bytes", seconds * self.rate("compile_bytes_factor"))
         else:
-            self._put(kind, seconds)
+            self._put(component, seconds)
+
+    def add_power(self) -> None:
+        """Sustained tensor-core products draw the power limit and pull the clock down, the more the denser they are."""
+        products = self.seconds[:, _TENSOR_CORE].sum(axis=1)
+        total = self.seconds[:, group_mask("gpu")].sum(axis=1)
+        self._put("power", POWER_DROP * products**2 / np.maximum(total, 1e-300))
 
     def add_step(self, workload: Workload, ranks: int) -> None:
         """The optimizer's pass with gradient clipping, and the all-reduce of gradients between ranks.
@@ -212,9 +247,9 @@ class _Clock:
         gradient_bytes = workload.params * self.precision.gradient_bytes
         passes = 3 + (2 if self.precision.loss_scaler else 0)
         self._put("clip", passes * gradient_bytes / self.rate("clip_bytes_per_s"))
-        self._put("optimizer.floor", optimizers.launches(name, workload) * self.rate("kernel_floor_s"))
+        self._put("optimizer.floor", optimizers.launches(name, workload) * self._kernel_s())
         host = optimizers.dispatches(name, workload) + 2 * CLIP_DISPATCHES
-        self._put("optimizer.dispatch", host * self.rate("dispatch_optimizer_s"))
+        self._put(f"optimizer_dispatch.{name}", host * self.rate("dispatch_optimizer_s"))
         if ranks > 1:
             wire = 2 * (ranks - 1) / ranks * gradient_bytes
             self._put("sync", wire * 0.5 / self.rate("all_reduce_bytes_per_s"))
@@ -228,3 +263,8 @@ CLIP_DISPATCHES = 10
 def group_mask(group: Group) -> NDArray[np.bool_]:
     """Which columns belong to a group."""
     return np.array([g == group for g in COMPONENTS.values()])
+
+
+_TENSOR_CORE = np.array([name.startswith("matmul.") and ".fp32." not in name for name in COMPONENTS])
+POWER_DROP = 0.15
+"""Share by which products alone would slow down under the power limit: an H200 falls from 1,980 to 1,640 MHz."""

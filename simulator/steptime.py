@@ -93,30 +93,29 @@ def _component_sd(component: str, rates: dict[str, Rate]) -> float:
 
 
 MODEL_SD_LOG = {
-    "matmul": 0.06, "bmm": 0.15, "attention": 0.10, "conv": 0.25, "floor": 0.35, "dispatch": 0.20,
-    "compiled.bytes": 0.20, "compiled.floor": 0.5, "compiled.dispatch": 0.5, "optimizer": 0.15, "clip": 0.15,
-    "sync": 0.4, "elementwise": 0.15, "strided": 0.2, "concat": 0.25, "softmax": 0.2, "norm": 0.2, "reduce": 0.3,
+    "matmul": 0.06, "bmm": 0.3, "attention": 0.10, "conv": 0.25, "floor": 0.4, "power": 0.5, "loss": 0.2, "dispatch": 0.20,
+    "compiled.bytes": 0.20, "compiled.floor": 0.5, "compiled.dispatch": 0.5, "optimizer_dispatch": 0.3, "optimizer": 0.15, "clip": 0.15,
+    "sync": 0.4, "elementwise": 0.15, "cast": 0.15, "strided": 0.2, "concat": 0.25, "softmax": 0.2, "norm": 0.2, "reduce": 0.3,
     "embedding": 0.3, "dropout": 0.25, "fill": 0.2,
 }  # fmt: skip
 """How far a component's real time strays from its probe, on the natural log: the model's own error."""
 
 _RATE_OF = {
     "matmul": lambda c: (f"matmul_{c.split('.')[1]}_flops",),
-    "bmm": lambda c: (f"bmm_{c.split('.')[1]}_",),
     "attention": lambda c: ("attention_{1}_{2}_".format(*c.split(".")),),
     "conv": lambda c: (f"conv_{c.split('.')[1]}_",),
-    "floor": lambda _: ("kernel_floor",),
+    "floor": lambda _: ("kernel_ramp",), "power": lambda _: (), "loss": lambda _: ("softmax",),
     "dispatch": lambda c: (f"dispatch_{c.split('.')[1]}",),
     "compiled.bytes": lambda _: ("compile_bytes",),
     "compiled.floor": lambda _: ("compile_floor",),
     "compiled.dispatch": lambda _: ("compile_host",),
     "optimizer.adamw_fused": lambda _: ("optimizer_adamw_fused",),
-    "optimizer.dispatch": lambda _: ("dispatch_optimizer",),
+    "optimizer_dispatch": lambda _: ("dispatch_optimizer",),
     "optimizer.floor": lambda _: ("kernel_floor",),
     "optimizer": lambda _: ("elementwise",),
     "clip": lambda _: ("clip",),
     "sync": lambda _: ("all_reduce",),
-    "elementwise": lambda _: ("elementwise",), "strided": lambda _: ("strided",), "concat": lambda _: ("concat",),
+    "elementwise": lambda _: ("elementwise",), "cast": lambda _: ("elementwise",), "strided": lambda _: ("strided",), "concat": lambda _: ("concat",),
     "softmax": lambda _: ("softmax",), "norm": lambda _: ("norm",), "reduce": lambda _: ("reduce",),
     "embedding": lambda _: ("embedding",), "dropout": lambda _: ("dropout",), "fill": lambda _: ("fill",),
 }  # fmt: skip
