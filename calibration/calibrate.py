@@ -110,13 +110,13 @@ def now() -> str:
 
 
 def probe_rates(machine: Machine, device: str, budget_s: float) -> dict[str, Rate]:
-    """Every rate of the machine: probed where a probe could run, else from the data sheet.
+    """Every rate of the machine: probed where a probe could run, else from the data sheet. Raw samples are kept.
 
     Raises:
         CampaignError: the probe process died; carries the end of its error output.
     """
     from calibration.local import worker_environment
-    from calibration.probes import read_report
+    from calibration.probes import read_report, write_report
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "probes.json"
@@ -125,7 +125,9 @@ def probe_rates(machine: Machine, device: str, budget_s: float) -> dict[str, Rat
         done = subprocess.run([*command, "--out", str(out)], env=environment, capture_output=True, text=True, check=False)
         if done.returncode or not out.exists():
             raise CampaignError(f"the probes failed: {done.stderr.strip()[-600:]}")
-        return {**datasheet_profile(machine).rates, **read_report(out)["rates"]}
+        report = read_report(out)
+        write_report(report, store.home() / "measured" / f"{machine.name}--probes--{now().replace(':', '')}.json")
+        return {**datasheet_profile(machine).rates, **report["rates"]}
 
 
 class _Campaign:
@@ -190,20 +192,25 @@ class _Campaign:
 
 def _seeds(pool: Pool) -> list[int]:
     """Per model the costliest plain run and the smallest, so that both what the GPU and what the host decides shows;
-    and of all the one that is predicted to come nearest to the memory limit.
+    one compiled run; and of all the one that is predicted to come nearest to the memory limit.
     """
     seeds: list[int] = []
     for model in dict.fromkeys(t.model for t in pool.trials):
-        plain = [
-            i for i, t in enumerate(pool.trials)
-            if t.model == model and t.recipe.compile == "off" and t.recipe.checkpointing == "none"
-            and t.recipe.optimizer == "adamw_fused" and t.recipe.attention == pool.trials[0].recipe.attention
-            and t.recipe.precision == pool.trials[0].recipe.precision
-        ]  # fmt: skip
-        if plain:
-            by_size = sorted(plain, key=lambda i: pool.seconds[i].sum())
-            seeds += [by_size[-1], by_size[0]]
-    return [*seeds, int(np.argmax(pool.needed_bytes))]
+        plain = _plain(pool, model, "off")
+        seeds += [plain[-1], plain[0]] if plain else []
+    compiled = [i for model in dict.fromkeys(t.model for t in pool.trials) for i in _plain(pool, model, "on")]
+    return [*seeds, *compiled[len(compiled) // 2 :][:1], int(np.argmax(pool.needed_bytes))]
+
+
+def _plain(pool: Pool, model: str, compile_: str) -> list[int]:
+    """Trials of the model with the first candidate's numerics and attention and nothing special, by rising size."""
+    first = pool.trials[0].recipe
+    alike = replace(first, compile=compile_, checkpointing="none", optimizer="adamw_fused")
+    found = [
+        i for i, t in enumerate(pool.trials)
+        if t.model == model and replace(t.recipe, micro_batch=first.micro_batch, seq=first.seq) == alike
+    ]  # fmt: skip
+    return sorted(found, key=lambda i: float(pool.seconds[i].sum()))
 
 
 def describe(trial: Trial) -> str:
