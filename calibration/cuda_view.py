@@ -35,6 +35,8 @@ def function_mode(autocast: bool) -> Any:  # noqa: ANN401 - a TorchFunctionMode,
             name = getattr(func, "__name__", "")
             if name == "__bool__":
                 return True  # the only such checks in a training forward: "is this mask trivial?", and it is
+            if name == "__contains__":
+                return False  # "is there padding among the tokens?", and there is none
             if name in {"grouped_mm", "_grouped_mm"} and args[0].dtype == torch.float32:
                 return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **kwargs).float()
             if func is F.scaled_dot_product_attention:

@@ -83,7 +83,7 @@ class Recorder:
         recorder = self
 
         class Mode(TorchDispatchMode):
-            def __torch_dispatch__(  # noqa: D102
+            def __torch_dispatch__(
                 self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None  # noqa: ANN401
             ) -> Any:  # noqa: ANN401
                 kwargs = kwargs or {}
@@ -130,7 +130,7 @@ class Recorder:
             self._refs.append(weakref.ref(storage, self._on_death(key, made)))
 
     def _size(self, name: str, inputs: list[Any], tensor: Any) -> Term:  # noqa: ANN401
-        """Bytes of a new storage. The memory-efficient kernels pad lengths to 16 and 32, which real lengths mostly are."""
+        """Bytes of a new storage. Memory-efficient attention pads lengths to 16 and 32, which real ones mostly are."""
         if "efficient_attention" not in name:
             return self.point.term(tensor.untyped_storage().nbytes())
         shape = [*tensor.shape[:-1], inputs[0].shape[-2]] if tensor.dim() == 3 else tensor.shape

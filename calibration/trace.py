@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration import counts
-from calibration.building import build_config, model_class, quiet
+from calibration.building import build_config, model_class, parts, quiet
 from calibration.cuda_view import as_if_not_tracing, function_mode
 from calibration.depth import with_depth
 from calibration.inputs import make_inputs
 from calibration.lengths import attention_heads, fixed_seq, max_positions
+from calibration.lengthwise import join_lengths
 from calibration.models import warnings_for
 from calibration.monomials import Point, pick_primes
 from calibration.recorder import Recorder, Recording, merge_in_place_sums
-from calibration.lengthwise import join_lengths
 from calibration.timeline import Timeline, block_saved, collect_ops, memory_points
 from profiles.errors import InvalidInputError
 from profiles.schema import Numerics, Preset, Stack, Variant, Workload
@@ -33,6 +33,7 @@ TRACED_DEPTH = 3
 MAX_REASON = 200
 Array = NDArray[np.float64]
 _ATTENTION = ("eager", "sdpa")
+_LAYER_DROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
 class UntraceableError(InvalidInputError):
@@ -57,7 +58,7 @@ def trace(
     traced = shallow[0] if shallow else preset
     try:
         variants, unavailable = _trace_variants(traced, preset, stacks, (attentions, checkpointing, numerics))
-    except Exception as error:  # noqa: BLE001 - the first look already fails; each class in its own way
+    except Exception as error:
         variants, unavailable = [], {"fp32": f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_REASON]}"}
     if not variants:
         reason = next(iter(unavailable.values()), "no variant traced")
@@ -75,7 +76,7 @@ def _trace_variants(
     for attention, checkpointed, numeric in itertools.product(*choices):
         try:
             variants.append(trace_variant(traced, grid, points, stacks, numeric, attention, checkpointed))
-        except Exception as error:  # noqa: BLE001 - a class that cannot run a variant says so in its own way
+        except Exception as error:
             text = " ".join(str(error).split()).split(". ")[0]
             failed[attention, checkpointed, numeric] = f"{type(error).__name__}: {text[:MAX_REASON]}"
     return variants, _unavailable(failed, choices)
@@ -149,21 +150,76 @@ def _record(
             recorder.recording.forward_end = recorder.recording.count
             recorder.phase, recorder.block = "backward", None
             torch.autograd.backward(loss)
+        _require_all_parts(fake_model)
+        _require_blocks(recorder.recording, stacks)
         return recorder.recording
 
 
-def build(preset: Preset, attention: str, dtype: str) -> tuple[Any, Any]:
-    """The model on the meta device, in training mode, and its config."""
+def _require_blocks(recording: Recording, stacks: tuple[Stack, ...]) -> None:
+    """Nothing, if the blocks of every stack ran as modules, so that their work could be told apart.
+
+    Raises:
+        ValueError: a class that runs its blocks in a way of its own.
+    """
+    for index, stack in enumerate(stacks):
+        if (index, 1) not in recording.entered:
+            raise ValueError(f"the blocks of {stack.name} are not called as modules, so depth cannot be told")
+
+
+def _require_all_parts(model: Any) -> None:  # noqa: ANN401
+    """Nothing, if every stack of blocks takes part, and more than half of all parameters.
+
+    Raises:
+        ValueError: part of the model, such as a vision tower, does nothing in a step on this task's inputs.
+    """
     import torch
 
+    def idle(module: Any) -> list[int]:  # noqa: ANN401
+        return [p.numel() for p in module.parameters() if p.requires_grad and p.grad is None]
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and (sizes := idle(module)):
+            if len(sizes) == len(list(module.parameters())):
+                raise ValueError(f"{name} takes no part in a step on these inputs alone")
+    if sum(idle(model)) > 0.5 * sum(p.numel() for p in model.parameters()):
+        raise ValueError("less than half of its parameters take part in a step on these inputs alone")
+
+
+def build(preset: Preset, attention: str, dtype: str) -> tuple[Any, Any]:
+    """The model on the meta device, in training mode, and its config. No layer is dropped at random."""
+    import torch
+
+    precision = torch.bfloat16 if dtype == "bf16" else torch.float32
+    experts = [{"experts_implementation": "grouped_mm"}] if _experts(build_config(preset)) else []
+    for extra in [*experts, {}]:
+        config = _steady_config(preset)
+        with quiet(), torch.device("meta"), contextlib.suppress(_NoSuchExpertsError):
+            model = _from_config(model_class(preset), config, attn_implementation=attention, dtype=precision, **extra)
+            return model.train(), config
+    raise AssertionError("the last attempt names no experts implementation")
+
+
+class _NoSuchExpertsError(Exception):
+    """The class has experts, but only one way to run them."""
+
+
+def _from_config(kind: Any, config: Any, **choices: Any) -> Any:  # noqa: ANN401
+    try:
+        return kind.from_config(config, **choices)
+    except ValueError as error:
+        if "experts_implementation" in choices and "experts implementation" in str(error):
+            raise _NoSuchExpertsError from error
+        raise
+
+
+def _steady_config(preset: Preset) -> Any:  # noqa: ANN401
+    """The config with no layer dropped at random."""
     config = build_config(preset)
-    kind = model_class(preset)
-    extra = {"experts_implementation": "grouped_mm"} if _experts(config) else {}
-    with quiet(), torch.device("meta"):
-        model = kind.from_config(
-            config, attn_implementation=attention, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32, **extra
-        )
-    return model.train(), config
+    for part in parts(config):
+        for name in _LAYER_DROP:
+            if getattr(part, name, 0.0):
+                setattr(part, name, 0.0)
+    return config
 
 
 def choose_points(preset: Preset, config: Any) -> tuple[Point, ...]:  # noqa: ANN401
@@ -281,7 +337,7 @@ def _leave(recorder: Recorder, block: tuple[int, int]) -> Any:  # noqa: ANN401
         if recorder.phase != "forward":
             return
         recorder.block = None
-        tensor = out[0] if isinstance(out, tuple) else out
+        tensor = out[0] if isinstance(out, tuple | list) else out
         if tensor.requires_grad:
             tensor.register_hook(backward_begins)
 

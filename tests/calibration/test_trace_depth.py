@@ -114,7 +114,9 @@ def test_what_a_block_saves_is_the_growth_of_memory_with_depth(name: str) -> Non
     short, _ = pair(name)
     chosen = next(v for v in short.variants if (v.numerics, v.attention, v.checkpointed) == ("amp", "sdpa", False))
     deeper = [dataclasses.replace(s, depth=s.depth + 1) if i == 0 else s for i, s in enumerate(short.stacks)]
-    growth = live_bytes(dataclasses.replace(short, stacks=tuple(deeper)), chosen, True) - live_bytes(short, chosen, True)
+    growth = live_bytes(dataclasses.replace(short, stacks=tuple(deeper)), chosen, True) - live_bytes(
+        short, chosen, True
+    )
     size = sizes(short)[-1]
     assert growth[-1] == pytest.approx(value(chosen.block_saved[0], *size), rel=1e-6)
 

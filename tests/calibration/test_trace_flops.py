@@ -199,7 +199,9 @@ def test_a_mixture_computes_with_its_active_parameters(numerics: str) -> None:
 
 
 def test_qwen3_30b_a3b_computes_like_a_3_billion_model() -> None:
-    model = preset("qwen3_moe", head_dim=128, moe_intermediate_size=768, **EXPERTS, **decoder(151936, 2048, 48, 32, 4, 1))
+    model = preset(
+        "qwen3_moe", head_dim=128, moe_intermediate_size=768, **EXPERTS, **decoder(151936, 2048, 48, 32, 4, 1)
+    )
     workload, seq = fused(model), 4096
     assert (workload.params, round(workload.active_params / 1e6)) == (30_532_122_624, 3353)
     head_norms = 48 * 2 * 128

@@ -56,7 +56,13 @@ SIZES = [(4, 128, 128), (2, 128, 32), (2, 256, 64)]
 
 
 def deep(name: str, depth: int) -> Preset:
-    fields = ["n_layer"] if "gpt2" in name else ["num_layers", "num_decoder_layers"] if "t5" in name else ["num_hidden_layers"]
+    fields = (
+        ["n_layer"]
+        if "gpt2" in name
+        else ["num_layers", "num_decoder_layers"]
+        if "t5" in name
+        else ["num_hidden_layers"]
+    )
     model = MODELS[name]
     return dataclasses.replace(model, config=model.config | dict.fromkeys(fields, depth))
 
