@@ -244,7 +244,7 @@ def finished(profile: Profile, records: Sequence[Measurement], journal: Path, se
 
 def refit(profile: Profile, records: Sequence[Measurement], workloads: Mapping[str, Workload]) -> Profile:
     """The profile fitted again to these records; those that the model has nothing to say of are left out."""
-    kept = [r for r in records if usable(r, workloads, profile.rates, profile)]
+    kept = [r for r in records if usable(r, workloads, profile)]
     return replace(profile, fit=fit_profile(kept, workloads, profile.rates)) if kept else profile
 
 

@@ -60,6 +60,7 @@ def run_trial(trial: Trial) -> Measurement:
         device=known.device,
         trial_s=time.monotonic() - start_s,
         started_at=started_at,
+        session=telemetry.boot_id(),
         software=telemetry.software(trial.device),
     )
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from calibration.rows import REPEAT_FLOOR_LOG, TimeRows, calibrated_range, memory_of, time_rows
 from profiles.schema import Correction, Fit, Measurement, Rate, Workload
-from simulator.components import COMPONENTS
+from simulator.components import COMPONENTS, group_mask
 from simulator.steptime import gradient, predictive_sd, prior_sd, step_times
 
 FloatArray = NDArray[np.float64]
@@ -27,15 +27,22 @@ NOMINAL = 0.90
 GAUSSIAN_90 = 1.645
 IDENTIFIED_BELOW = 0.5
 """A component counts as identified once its posterior variance is below this share of the prior's."""
+HOST_COLUMNS = group_mask("host") | group_mask("step_host")
+SESSION_SD_LOG = 0.25
+"""How far host speed strays between sessions on one machine, on the log: 11 to 23 µs an operation were seen on one."""
 ROBUST_SD = 1.4826
 """Standard deviation of a normal distribution ÷ its median absolute deviation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """Log factors by component, their covariance, and leave-one-out errors of log step time by row."""
+    """Log factors by component, their covariance, and leave-one-out errors of log step time by row.
+
+    ``sessions``: log factor on host time by session, relative to the newest, which the factors are of.
+    """
 
     factors: FloatArray
+    sessions: dict[str, float]
     covariance: FloatArray
     active: NDArray[np.bool_]
     left_out: FloatArray
@@ -73,31 +80,58 @@ def fit_time(rows: TimeRows, rates: dict[str, Rate]) -> Fit:
     noise, crossover = _noise(rows, solution)
     fit = Fit(
         corrections=corrections, covariance=tuple(tuple(float(x) for x in row) for row in covariance),
-        noise_sd_log=noise, crossover_sd_log=crossover, measurements=len(rows),
+        noise_sd_log=noise, crossover_sd_log=crossover, measurements=len(rows), host_sessions=solution.sessions,
     )  # fmt: skip
     return replace(fit, interval_scale=_interval_scale(rows, solution, fit, rates))
 
 
 def solve(rows: TimeRows, sd: FloatArray) -> Solution:
-    """Maximum-posterior log factors by Gauss-Newton with ridge regression inside."""
+    """Maximum-posterior log factors by Gauss-Newton with ridge regression inside.
+
+    Beside the components' factors there is one on host time for each session but the newest.
+    """
     from sklearn.linear_model import Ridge
 
     active = np.abs(rows.seconds).sum(axis=0) > 0
-    factors = np.zeros(len(COMPONENTS))
-    scale = np.where(active, sd, 0.0)
+    sessions = _older_sessions(rows)
+    scale = np.concatenate([np.where(active, sd, 0.0), np.full(len(sessions), SESSION_SD_LOG)])
+    used = np.concatenate([active, np.ones(len(sessions), dtype=bool)])
+    values = np.zeros(len(scale))
     for _ in range(ITERATIONS):
-        jacobian = gradient(rows.seconds, rows.grad_accum, factors)
-        residual = rows.log_step - np.log(step_times(rows.seconds, rows.grad_accum, factors).step_s)
-        weight = _weights(residual, rows.noise)
+        jacobian, residual = _linearised(rows, values, sessions)
         ridge = Ridge(alpha=1.0, fit_intercept=False)
-        ridge.fit(jacobian[:, active] * scale[active], residual + jacobian @ factors, sample_weight=weight)
-        new = np.zeros_like(factors)
-        new[active] = ridge.coef_ * scale[active]
-        step = np.clip(new - factors, -0.5, 0.5)
-        factors = factors + step
+        weight = _weights(residual, rows.noise)
+        ridge.fit(jacobian[:, used] * scale[used], residual + jacobian @ values, sample_weight=weight)
+        new = np.zeros_like(values)
+        new[used] = ridge.coef_ * scale[used]
+        step = np.clip(new - values, -0.5, 0.5)
+        values = values + step
         if np.max(np.abs(step)) < TOLERANCE:
             break
-    return _posterior(rows, factors, scale, active)
+    return _posterior(rows, values, scale, active, sessions)
+
+
+def _older_sessions(rows: TimeRows) -> list[str]:
+    """Every session but the one of the newest record."""
+    last = max(rows.measurements, key=lambda r: r.started_at or "").session or ""
+    return sorted(set(rows.sessions) - {last})
+
+
+def _linearised(rows: TimeRows, values: FloatArray, sessions: Sequence[str]) -> tuple[FloatArray, FloatArray]:
+    """Jacobian of log step time (components, then sessions) and the residual, at ``values``."""
+    factors, effects = values[: len(COMPONENTS)], dict(zip(sessions, values[len(COMPONENTS) :], strict=True))
+    seconds = in_session(rows.seconds, [effects.get(s, 0.0) for s in rows.sessions])
+    shares = gradient(seconds, rows.grad_accum, factors)
+    member = np.array([[float(own == s) for s in sessions] for own in rows.sessions]).reshape(len(rows), len(sessions))
+    jacobian = np.hstack([shares, member * shares[:, HOST_COLUMNS].sum(axis=1, keepdims=True)])
+    return jacobian, rows.log_step - np.log(step_times(seconds, rows.grad_accum, factors).step_s)
+
+
+def in_session(seconds: FloatArray, effects: Sequence[float]) -> FloatArray:
+    """Component seconds with each row's host time scaled by its session's log factor."""
+    scaled = seconds.copy()
+    scaled[:, HOST_COLUMNS] *= np.exp(np.asarray(effects, dtype=float))[:, None]
+    return scaled
 
 
 def _weights(residual: FloatArray, noise: FloatArray) -> FloatArray:
@@ -107,17 +141,23 @@ def _weights(residual: FloatArray, noise: FloatArray) -> FloatArray:
     return weights
 
 
-def _posterior(rows: TimeRows, factors: FloatArray, scale: FloatArray, active: NDArray[np.bool_]) -> Solution:
-    jacobian = gradient(rows.seconds, rows.grad_accum, factors) * scale
-    residual = rows.log_step - np.log(step_times(rows.seconds, rows.grad_accum, factors).step_s)
+def _posterior(
+    rows: TimeRows, values: FloatArray, scale: FloatArray, active: NDArray[np.bool_], sessions: Sequence[str]
+) -> Solution:
+    jacobian, residual = _linearised(rows, values, sessions)
+    jacobian = jacobian * scale
     weight = _weights(residual, rows.noise)
-    information = jacobian.T @ (jacobian * weight[:, None]) + np.eye(len(factors))
+    information = jacobian.T @ (jacobian * weight[:, None]) + np.eye(len(values))
     inverse = np.linalg.inv(information)
     leverage = np.einsum("ij,jk,ik->i", jacobian, inverse, jacobian) * weight
     excess = max(1.0, float(np.sum(weight * residual**2) / len(residual)))
     covariance = inverse * np.outer(scale, scale) * excess
-    left_out = residual / np.maximum(1.0 - leverage, 0.2)
-    return Solution(factors=factors, covariance=covariance, active=active, left_out=left_out)
+    count = len(COMPONENTS)
+    return Solution(
+        factors=values[:count], covariance=covariance[:count, :count], active=active,
+        left_out=residual / np.maximum(1.0 - leverage, 0.2),
+        sessions=dict(zip(sessions, (float(v) for v in values[count:]), strict=True)),
+    )  # fmt: skip
 
 
 def host_share(rows: TimeRows, factors: FloatArray) -> FloatArray:

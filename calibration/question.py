@@ -11,7 +11,7 @@ from dataclasses import replace
 from profiles import store
 from profiles.errors import InvalidInputError, PacelineError, UnknownNameError
 from profiles.machines import parse_machine
-from profiles.schema import Machine, Price, Profile, Workload
+from profiles.schema import Machine, Preset, Price, Profile, Workload
 from simulator.case import Case, Run
 from simulator.rates import datasheet_profile
 
@@ -27,12 +27,21 @@ def load_or_trace(model: str) -> Workload:
     if known is not None:
         return known
     from calibration.models import resolve
+
+    return workload_of(resolve(model))
+
+
+def workload_of(preset: Preset) -> Workload:
+    """The preset's workload: stored, or traced now and stored.
+
+    Raises:
+        InvalidInputError: the model cannot be traced.
+    """
     from calibration.trace import config_hash, trace
 
-    preset = resolve(model)
     cached = store.load_workload(preset.name)
     if cached is not None and cached.config_hash == config_hash(preset):
-        return replace(cached, seq=preset.seq)
+        return cached
     workload = trace(preset)
     store.save_workload(workload)
     return workload
@@ -84,11 +93,11 @@ def build_case(
     try:
         parsed = parse_machine(machine)
     except InvalidInputError as error:
-        problems += error.problems
+        problems += [f"{error.subject}: {problem}" for problem in error.problems]
     try:
         workload = load_or_trace(model)
     except InvalidInputError as error:
-        problems += error.problems
+        problems += [f"{error.subject}: {problem}" for problem in error.problems]
     if parsed is None or workload is None:
         raise InvalidInputError("question", problems)
     return Case(

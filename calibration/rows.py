@@ -26,12 +26,16 @@ SPREAD_WEIGHT = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRows:
-    """Records that ran: component seconds (rows × components), accumulations, log step times, their noise."""
+    """Records that ran: component seconds (rows × components), accumulations, log step times, their noise.
+
+    ``sessions[i]`` names the uptime of the host that row i was taken in. Host speed differs between sessions on one machine.
+    """
 
     seconds: FloatArray
     grad_accum: FloatArray
     log_step: FloatArray
     noise: FloatArray
+    sessions: tuple[str, ...]
     measurements: tuple[Measurement, ...]
 
     def __len__(self) -> int:
@@ -39,7 +43,7 @@ class TimeRows:
         return len(self.log_step)
 
 
-def usable(record: Measurement, workloads: Mapping[str, Workload], rates: Mapping[str, Rate], profile: Profile) -> bool:
+def usable(record: Measurement, workloads: Mapping[str, Workload], profile: Profile) -> bool:
     """Whether the model has anything to say of a record: its workload is known and no rule refuses its recipe."""
     workload = workloads.get(record.model)
     if workload is None or (record.config_hash not in {None, workload.config_hash}):
@@ -65,6 +69,7 @@ def time_rows(
     """The rows of all records that ran. ``workloads`` must know every model."""
     kept = tuple(r for r in records if r.status == "ok" and r.step_s)
     return TimeRows(
+        sessions=tuple(r.session or "" for r in kept),
         seconds=np.array([seconds_of(workloads[r.model], rates, r, ranks) for r in kept]),
         grad_accum=np.array([float(r.recipe.grad_accum) for r in kept]),
         log_step=np.array([math.log(r.step_s or 1.0) for r in kept]),
@@ -81,10 +86,15 @@ def noise_log(record: Measurement) -> float:
 
 
 def memory_of(record: Measurement, workload: Workload, fit: Fit, ranks: int = 1) -> Memory:
-    """The model's memory for one record's recipe."""
+    """The model's memory for one record's recipe on a device without limit."""
+    return memory_within(record, workload, fit, math.inf, ranks)
+
+
+def memory_within(record: Measurement, workload: Workload, fit: Fit, limit_bytes: float, ranks: int = 1) -> Memory:
+    """The model's memory for one record's recipe on a device of ``limit_bytes``."""
     recipe = record.recipe
     accumulates = np.array([recipe.grad_accum > 1])
-    return memory(workload, Choice.of(recipe), _sizes(workload, record), accumulates, fit, math.inf, ranks)
+    return memory(workload, Choice.of(recipe), _sizes(workload, record), accumulates, fit, limit_bytes, ranks)
 
 
 def calibrated_range(records: Sequence[Measurement], workloads: Mapping[str, Workload]) -> dict[str, tuple[str, ...]]:

@@ -253,3 +253,11 @@ def _driver() -> str | None:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except Exception:  # no NVML, no driver, or a driver that does not say: unknown is None
         return None
+
+
+def boot_id() -> str | None:
+    """Eight hex digits that name this uptime of this host; ``None`` where the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
+    except OSError:
+        return None

@@ -317,7 +317,7 @@ class Measurement:
 
     ``step_s`` is the median over ``samples_s``, each the synchronised seconds per optimizer step of one timed window
     of ``steps_per_sample`` whole steps at ``measured_grad_accum``. Where those differ from the recipe's, ``step_s``
-    follows from two smaller accumulations and ``note`` says so. ``peak_bytes`` is torch's peak allocated,
+    follows from two smaller accumulations and ``note`` says so. ``session`` names one uptime of one host. ``peak_bytes`` is torch's peak allocated,
     ``peak_reserved_bytes`` what the allocator held, ``peak_device_bytes`` what the driver saw (CPU: resident set).
     """
 
@@ -344,6 +344,7 @@ class Measurement:
     trial_s: float | None = None
     steady: bool | None = None
     started_at: str | None = None
+    session: str | None = None
     software: Software = Software()
     device: Device | None = None
     origin: str = "worker"
@@ -385,13 +386,14 @@ class Fit:
 
     ``covariance`` is of the log factors, rows in the order of ``corrections``. ``noise_sd_log`` is what is left.
     ``interval_scale`` stretches normalised errors so that nominal 90 % covers 90 % (conformal).
-    ``calibrated``: per knob, the values or the [low, high] range that measurements covered.
+    ``host_sessions``: log factor on host time of each session relative to the newest, which the corrections are of. ``calibrated``: per knob, the values or the [low, high] range that measurements covered.
     """
 
     __pydantic_config__: ClassVar[Any] = _STRICT
     corrections: tuple[Correction, ...] = ()
     covariance: tuple[tuple[float, ...], ...] = ()
     noise_sd_log: float = 0.0
+    host_sessions: dict[str, float] = field(default_factory=dict)
     crossover_sd_log: float = 0.0
     interval_scale: float = 1.645
     models: tuple[str, ...] = ()

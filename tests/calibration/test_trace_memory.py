@@ -1,7 +1,7 @@
 """Live bytes of a replayed trace against what torch's own allocator hands out in a real run of the full-depth model.
 
-fp32 on the CPU, no dropout: there the operators are those of a CUDA run, apart from grouped products and fused
-attention.
+fp32 on the CPU, no dropout: there the operators are those of a CUDA run, apart from grouped products, fused
+attention and what a few CUDA kernels allocate for themselves.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from calibration import opkinds
 from calibration.building import build_config, model_class, quiet
 from calibration.inputs import make_inputs
 from calibration.monomials import Point
@@ -68,8 +70,11 @@ def deep(name: str, depth: int) -> Preset:
 
 
 @cache
-def traced(name: str, depth: int) -> Workload:
-    return trace(deep(name, depth), numerics=("fp32",), attentions=("eager",))
+def traced(name: str, depth: int, device: str = "cpu") -> Workload:
+    """As a CUDA run, or less the buffers that only CUDA's kernels have."""
+    hidden = opkinds.hidden_buffer if device == "cuda" else lambda *_: 0
+    with mock.patch.object(opkinds, "hidden_buffer", hidden):
+        return trace(deep(name, depth), numerics=("fp32",), attentions=("eager",))
 
 
 def predicted(workload: Workload, checkpointing: str, size: tuple[int, int, int], accumulates: bool) -> float:
@@ -140,6 +145,14 @@ def test_checkpointing_every_second_block_lies_between_none_and_all() -> None:
     workload = traced("llama", 6)
     none, half, full = (predicted(workload, kind, SIZES[0], False) for kind in ("none", "every_2", "full"))
     assert full < half < none
+
+
+def test_softmax_backward_holds_a_third_buffer_of_scores_on_cuda() -> None:
+    size = (2, 2048, 1)  # so long that the scores' gradient is the peak
+    on_cuda, on_cpu = (
+        predicted(traced("llama", 4, device), "full", size, accumulates=True) for device in ("cuda", "cpu")
+    )
+    assert on_cuda - on_cpu == 2 * 4 * 2048**2 * 4
 
 
 # --------------------------------------------------------------------------------------- sums of gradients in place

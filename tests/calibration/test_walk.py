@@ -110,9 +110,79 @@ def main() -> None:
 
 # ------------------------------------------------------------------------------------------------------- the walk
 
+DATA, LENGTHS = "DataDependentOutputException", "Expected input batch_size"
+ALONE, ABSENT = "takes no part in a step on these inputs alone", "requires the"
 REFUSED: dict[str, str] = {
+    # Numbers that only a real run knows decide what is computed: padding, attention windows, how experts are chosen.
+    "causal_lm/blt": "nonzero",
+    "causal_lm/jetmoe": DATA,
+    "causal_lm/longcat_flash": "nonzero",
+    "causal_lm/xlm": DATA,
+    "masked_lm/flaubert": DATA,
+    "masked_lm/longformer": DATA,
+    "masked_lm/xlm": DATA,
+    "seq2seq_lm/led": DATA,
+    "seq2seq_lm/prophetnet": DATA,
+    "seq2seq_lm/t5gemma2": "nonzero",
+    # More than words are needed: images, sound, entities.
+    "causal_lm/gemma3": ALONE,
+    "causal_lm/gemma4_unified_assistant": "inputs_embeds and shared_kv_states",
+    "causal_lm/git": LENGTHS,
+    "causal_lm/got_ocr2": ALONE,
+    "causal_lm/moss_transcribe_diarize": ALONE,
+    "causal_lm/phi4_multimodal": ALONE,
+    "masked_lm/luke": "less than half of its parameters",
+    "masked_lm/modernvbert": ALONE,
+    "masked_lm/perceiver": LENGTHS,
+    "masked_lm/ultravbert": ALONE,
+    "seq2seq_lm/voxtral_realtime": "input_features",
+    "image_classification/shieldgemma2": "input_ids",
+    # Decoders with an audio encoder: text goes in as a whole, so there is no second length.
+    "seq2seq_lm/audioflamingo3": LENGTHS,
+    "seq2seq_lm/glmasr": LENGTHS,
+    "seq2seq_lm/granite_speech": LENGTHS,
+    "seq2seq_lm/granite_speech_plus": LENGTHS,
+    "seq2seq_lm/moss_transcribe_diarize": LENGTHS,
+    "seq2seq_lm/musicflamingo": LENGTHS,
+    "seq2seq_lm/nemo_speechlm": LENGTHS,
+    "seq2seq_lm/omniasr": LENGTHS,
+    "seq2seq_lm/qwen2_audio": LENGTHS,
+    "seq2seq_lm/qwen3_asr": LENGTHS,
+    "seq2seq_lm/vibevoice_asr": LENGTHS,
+    "seq2seq_lm/voxtral": LENGTHS,
+    # Inputs of a form of their own.
+    "causal_lm/xmod": "Input language unknown",
+    "masked_lm/xmod": "Input language unknown",
+    "seq2seq_lm/fsmt": LENGTHS,
+    "image_classification/imagegpt": "input_ids",
+    "image_classification/siglip2": "same reduction dim",
+    # The class's defaults do not build this head.
+    "causal_lm/cohere_compass_text": "cannot be built",
+    "causal_lm/dbrx": "cannot be built",
+    "causal_lm/gemma3n_text": "cannot be built",
+    "causal_lm/gemma4_assistant": "validation error",
+    "causal_lm/lfm2_moe": "cannot be built",
+    "causal_lm/musicgen": "cannot be built",
+    "causal_lm/musicgen_melody": "cannot be built",
+    "causal_lm/qwen4_exp": "cannot be built",
+    "causal_lm/qwen4_exp_text": "cannot be built",
+    "masked_lm/reformer": "cannot be built",
+    "seq2seq_lm/encoder-decoder": ALONE,
+    # The class itself cannot be followed: no loss, weights converted on the way, blocks that are not called.
+    "image_classification/pp_lcnet": "no attribute 'loss'",
+    "seq2seq_lm/switch_transformers": "Couldn't swap",
+    "masked_lm/squeezebert": "are not called as modules",
+    # An optional package is missing.
+    "causal_lm/gemma3n": ABSENT,
+    "image_classification/dinat": ABSENT,
+    "image_classification/timm_wrapper": ABSENT,
 }
 """Types that no trace can show yet, by a phrase of the reason given."""
+BACKWARD: dict[str, float] = {
+    "causal_lm/hrm_text": 1.4,  # all cycles but the last run without gradients
+    "causal_lm/reformer": 3.0,  # reversible: the backward pass recomputes
+}
+"""Products in the backward pass per product in the forward pass, where that is not about two."""
 
 
 def names() -> list[str]:
@@ -156,7 +226,7 @@ def test_every_refusal_is_a_known_one(found: dict[str, dict[str, Any]]) -> None:
         pytest.skip(f"the list is of transformers 5.24, and {__version__} is installed")
     unknown = {n: r for n, r in refused.items() if n not in REFUSED or REFUSED[n] not in r}
     assert not unknown
-    assert not [name for name in REFUSED if name not in refused]
+    assert not [name for name, reason in REFUSED.items() if name not in refused and reason != ABSENT]
 
 
 @pytest.mark.slow
@@ -167,8 +237,8 @@ def test_what_traces_has_parameters_products_and_memory(found: dict[str, dict[st
             assert entry["params"] > 0, name
             assert entry["flops"] > 0, name
             assert entry["moments"] > 0, name
-            assert 1.5 <= entry["backward_per_forward"] <= 2.2, name
-
+            low, high = (BACKWARD[name] - 0.1, BACKWARD[name] + 0.1) if name in BACKWARD else (1.5, 2.2)
+            assert low <= entry["backward_per_forward"] <= high, name
 
 
 if __name__ == "__main__":
