@@ -43,8 +43,10 @@ def verified(model: str, machine: str) -> None:
     """Run the model's top three and print predicted beside measured."""
     for one in verify(build_case(model, machine, Run(), {}), on_progress=tell).verified:
         low, mid, high = one.predicted.step_s_low, one.predicted.step_s, one.predicted.step_s_high
-        sys.stderr.write(f"{model} {one.recipe} predicted {low:.3f} {mid:.3f} {high:.3f} measured {one.measured.step_s} "
-                         f"{one.measured.reason} error {one.error}\n")  # fmt: skip
+        sys.stderr.write(
+            f"{model} {one.recipe} predicted {low:.3f} {mid:.3f} {high:.3f} measured {one.measured.step_s} "
+            f"{one.measured.reason} error {one.error}\n"
+        )
 
 
 def main() -> None:

@@ -56,11 +56,18 @@ def draw(workload: Workload, machine: str, seed: int, plain: int, near: int, com
 def _random_recipe(random: np.random.Generator, workload: Workload, compile_: str) -> Recipe:
     lengths = (workload.seq,) if workload.fixed_seq else (workload.seq, workload.seq // 2, workload.seq // 4)
     one = lambda values: values[int(random.integers(len(values)))]  # noqa: E731
-    return recipe_of({
-        "micro_batch": int(np.exp(random.uniform(0.0, np.log(160.0)))), "grad_accum": one(ACCUMULATIONS),
-        "seq": one(lengths), "precision": one(PRECISIONS), "attention": one(("sdpa", "sdpa", "eager")),
-        "compile": compile_, "checkpointing": one(CHECKPOINTING), "optimizer": one(OPTIMIZERS),
-    })  # fmt: skip
+    return recipe_of(
+        {
+            "micro_batch": int(np.exp(random.uniform(0.0, np.log(160.0)))),
+            "grad_accum": one(ACCUMULATIONS),
+            "seq": one(lengths),
+            "precision": one(PRECISIONS),
+            "attention": one(("sdpa", "sdpa", "eager")),
+            "compile": compile_,
+            "checkpointing": one(CHECKPOINTING),
+            "optimizer": one(OPTIMIZERS),
+        }
+    )
 
 
 def _wanted(case: Case, recipe: Recipe, near: bool) -> bool:

@@ -30,9 +30,11 @@ def scores(split: Split, rows: TimeRows) -> dict[str, dict[str, float | int]]:
     for name, baseline in BASELINES.items():
         absolute = np.abs(baseline(split, fitted, rows) / measured - 1.0)
         results[name] = {
-            "n": len(absolute), "mape": float(absolute.mean()), "median": float(np.median(absolute)),
+            "n": len(absolute),
+            "mape": float(absolute.mean()),
+            "median": float(np.median(absolute)),
             "p95": float(np.quantile(absolute, 0.95)),
-        }  # fmt: skip
+        }
     return results
 
 
@@ -90,9 +92,11 @@ def _both(fitted: TimeRows, rows: TimeRows) -> tuple[FloatArray, FloatArray]:
     joined = TimeRows(
         seconds=np.vstack([fitted.seconds, rows.seconds]),
         grad_accum=np.concatenate([fitted.grad_accum, rows.grad_accum]),
-        log_step=np.concatenate([fitted.log_step, rows.log_step]), noise=np.concatenate([fitted.noise, rows.noise]),
-        sessions=(*fitted.sessions, *rows.sessions), measurements=(*fitted.measurements, *rows.measurements),
-    )  # fmt: skip
+        log_step=np.concatenate([fitted.log_step, rows.log_step]),
+        noise=np.concatenate([fitted.noise, rows.noise]),
+        sessions=(*fitted.sessions, *rows.sessions),
+        measurements=(*fitted.measurements, *rows.measurements),
+    )
     knobs = _knobs(joined)
     return knobs[: len(fitted)], knobs[len(fitted) :]
 
@@ -103,7 +107,7 @@ def boosting(split: Split, fitted: TimeRows, rows: TimeRows) -> FloatArray:
 
     train, test = _both(fitted, rows)
     model = GradientBoostingRegressor(n_estimators=300, max_depth=3, learning_rate=0.05, random_state=0)
-    return np.exp(model.fit(train, fitted.log_step).predict(test))
+    return np.asarray(np.exp(model.fit(train, fitted.log_step).predict(test)))
 
 
 def nearest(split: Split, fitted: TimeRows, rows: TimeRows) -> FloatArray:
@@ -113,10 +117,13 @@ def nearest(split: Split, fitted: TimeRows, rows: TimeRows) -> FloatArray:
     train, test = _both(fitted, rows)
     model = KNeighborsRegressor(n_neighbors=1)
     per_flop = model.fit(train, fitted.log_step - np.log(_ideal_s(split, fitted))).predict(test)
-    return np.exp(per_flop + np.log(_ideal_s(split, rows)))
+    return np.asarray(np.exp(per_flop + np.log(_ideal_s(split, rows))))
 
 
 BASELINES: dict[str, Baseline] = {
-    "constant_mfu": constant_mfu, "best_efficiency": best_efficiency, "roofline": roofline,
-    "gradient_boosting": boosting, "nearest_neighbour": nearest,
-}  # fmt: skip
+    "constant_mfu": constant_mfu,
+    "best_efficiency": best_efficiency,
+    "roofline": roofline,
+    "gradient_boosting": boosting,
+    "nearest_neighbour": nearest,
+}

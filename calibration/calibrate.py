@@ -122,7 +122,9 @@ def probe_rates(machine: Machine, device: str, budget_s: float) -> dict[str, Rat
         out = Path(folder) / "probes.json"
         command = [sys.executable, "-m", "calibration.probes", "--device", device, "--budget", f"{budget_s:g}"]
         environment = {**worker_environment(), "OMP_WAIT_POLICY": "PASSIVE"}
-        done = subprocess.run([*command, "--out", str(out)], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, "--out", str(out)], env=environment, capture_output=True, text=True, check=False
+        )
         if done.returncode or not out.exists():
             raise CampaignError(f"the probes failed: {done.stderr.strip()[-600:]}")
         report = read_report(out)
@@ -145,9 +147,13 @@ class _Campaign:
     def run(self, begun: float, budget_s: float, seqs: Sequence[int], tell: Progress) -> None:
         """Measure until the budget is spent."""
         pool = build_pool(
-            self.workloads, self.profile, device=self.device, seqs=seqs, measure_s=MEASURE_S[self.device],
+            self.workloads,
+            self.profile,
+            device=self.device,
+            seqs=seqs,
+            measure_s=MEASURE_S[self.device],
             max_trial_s=MAX_TRIAL_SHARE * budget_s,
-        )  # fmt: skip
+        )
         if not pool.trials:
             raise CampaignError("no recipe of these models is predicted to fit this machine within the budget")
         open_ = np.ones(len(pool.trials), dtype=bool)
@@ -191,8 +197,9 @@ class _Campaign:
 
 
 def _seeds(pool: Pool) -> list[int]:
-    """Per model the costliest plain run and the smallest, so that both what the GPU and what the host decides shows;
-    one compiled run; and of all the one that is predicted to come nearest to the memory limit.
+    """Per model the costliest plain run and the smallest; one compiled run; and the one nearest to the memory limit.
+
+    So both what the GPU and what the host decides shows at once, and so does memory where it matters.
     """
     seeds: list[int] = []
     for model in dict.fromkeys(t.model for t in pool.trials):
@@ -207,9 +214,10 @@ def _plain(pool: Pool, model: str, compile_: str) -> list[int]:
     first = pool.trials[0].recipe
     alike = replace(first, compile=compile_, checkpointing="none", optimizer="adamw_fused")
     found = [
-        i for i, t in enumerate(pool.trials)
+        i
+        for i, t in enumerate(pool.trials)
         if t.model == model and replace(t.recipe, micro_batch=first.micro_batch, seq=first.seq) == alike
-    ]  # fmt: skip
+    ]
     return sorted(found, key=lambda i: float(pool.seconds[i].sum()))
 
 
@@ -237,9 +245,13 @@ def finished(profile: Profile, records: Sequence[Measurement], journal: Path, se
     if device is not None and powers:
         device = replace(device, power_w=float(np.median(powers)))
     return replace(
-        profile, software=newest.software or Software(), device=device, measurement_files=(journal.name,),
-        calibration_s=seconds if seconds is not None else profile.calibration_s, created_at=now(),
-    )  # fmt: skip
+        profile,
+        software=newest.software or Software(),
+        device=device,
+        measurement_files=(journal.name,),
+        calibration_s=seconds if seconds is not None else profile.calibration_s,
+        created_at=now(),
+    )
 
 
 def refit(profile: Profile, records: Sequence[Measurement], workloads: Mapping[str, Workload]) -> Profile:

@@ -47,9 +47,9 @@ def recipes_of(case: Case, seqs: Sequence[int], compiles: bool) -> list[Recipe]:
     base = complete({"micro_batch": 1, "grad_accum": 1}, case)
     precisions = ("bf16", "fp16", "tf32", "fp32", "bf16_pure")
     axes = product(precisions, ("sdpa", "eager"), ("none", "full", "every_2"), ("off", "on") if compiles else ("off",))
-    combinations = [
-        replace(base, precision=p, attention=a, checkpointing=c, compile=k) for p, a, c, k in axes
-    ] + [replace(base, optimizer=o) for o in OPTIMIZERS if o != base.optimizer]  # fmt: skip
+    combinations = [replace(base, precision=p, attention=a, checkpointing=c, compile=k) for p, a, c, k in axes] + [
+        replace(base, optimizer=o) for o in OPTIMIZERS if o != base.optimizer
+    ]
     sized = [replace(r, seq=s) for r in combinations if not check(r, case) for s in seqs]
     legal = [r for r in sized if not check(r, case)]
     return [replace(r, micro_batch=b) for r in legal for b in MICRO_BATCHES]
@@ -63,9 +63,14 @@ def lengths(workload: Workload, seqs: Sequence[int]) -> tuple[int, ...]:
 
 
 def build_pool(
-    workloads: Mapping[str, Workload], profile: Profile, *, device: str, seqs: Sequence[int], measure_s: float,
+    workloads: Mapping[str, Workload],
+    profile: Profile,
+    *,
+    device: str,
+    seqs: Sequence[int],
+    measure_s: float,
     max_trial_s: float,
-) -> Pool:  # fmt: skip
+) -> Pool:
     """Every candidate that is predicted to fit and to take at most ``max_trial_s``."""
     trials: list[Trial] = []
     rows: list[FloatArray] = []
@@ -82,10 +87,12 @@ def build_pool(
                 costs.append(cost_s)
                 needed.append(float(view.memory.needed_bytes[0]))
     return Pool(
-        trials=tuple(trials), seconds=np.array(rows), fixed_cost_s=np.array(costs),
+        trials=tuple(trials),
+        seconds=np.array(rows),
+        fixed_cost_s=np.array(costs),
         needed_bytes=np.array(needed),
         grad_accum=np.array([float(t.recipe.grad_accum) for t in trials]),
-    )  # fmt: skip
+    )
 
 
 def _views(case: Case, recipes: Iterable[Recipe]) -> Iterable[tuple[Recipe, Outlook]]:
@@ -95,22 +102,32 @@ def _views(case: Case, recipes: Iterable[Recipe]) -> Iterable[tuple[Recipe, Outl
 
 
 def make_trial(
-    workload: Workload, recipe: Recipe, profile: Profile, device: str, measure_s: float, step_s: float,
+    workload: Workload,
+    recipe: Recipe,
+    profile: Profile,
+    device: str,
+    measure_s: float,
+    step_s: float,
     model: str | None = None,
-) -> Trial:  # fmt: skip
+) -> Trial:
     """The order to measure one recipe; it may take 20 times as long as predicted before it is given up."""
     compile_s = 240.0 if recipe.compile == "on" else 0.0
     return Trial(
-        model=model or workload.name, recipe=recipe, machine=profile.machine.name,
-        device="cuda" if device == "cuda" else "cpu", measure_s=measure_s, config_hash=workload.config_hash,
+        model=model or workload.name,
+        recipe=recipe,
+        machine=profile.machine.name,
+        device="cuda" if device == "cuda" else "cpu",
+        measure_s=measure_s,
+        config_hash=workload.config_hash,
         timeout_s=60.0 + compile_s + 20.0 * (step_s / recipe.grad_accum * 8 + measure_s),
-    )  # fmt: skip
+    )
 
 
 def noise_of(pool: Pool, profile: Profile) -> FloatArray:
     """Expected noise of each candidate's log step time: the repeat floor, more where the host decides."""
     host = np.clip(pool.shares(profile)[:, _HOST].sum(axis=1), 0.0, 1.0)
-    return np.hypot(REPEAT_FLOOR_LOG, HOST_NOISE_LOG * host)
+    noise: FloatArray = np.hypot(REPEAT_FLOOR_LOG, HOST_NOISE_LOG * host)
+    return noise
 
 
 def _host_columns() -> NDArray[np.bool_]:

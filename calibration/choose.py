@@ -52,12 +52,17 @@ def pick(candidates: Candidates, targets: FloatArray, covariance: FloatArray, al
 
 
 def sequence(
-    candidates: Candidates, targets: FloatArray, covariance: FloatArray, seeds: Sequence[int], budget_s: float,
+    candidates: Candidates,
+    targets: FloatArray,
+    covariance: FloatArray,
+    seeds: Sequence[int],
+    budget_s: float,
     stop: Callable[[int], bool] = lambda _: False,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """The order in which to measure until the budget is spent: the seeds, then by gain per second."""
     allowed = np.ones(len(candidates.cost_s), dtype=bool)
-    spent, order = 0.0, []
+    spent = 0.0
+    order: list[int] = []
     waiting = list(dict.fromkeys(seeds))
     while True:
         affordable = allowed & (candidates.cost_s <= budget_s - spent)

@@ -34,18 +34,52 @@ REMOTE_CODE = ("auto_map", "trust_remote_code")
 """Keys by which a config asks for code of its own. It is never run."""
 
 DEPTH_FIELDS = (
-    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "num_encoder_layers",
-    "encoder_layers", "decoder_layers", "encoder_num_layers", "decoder_num_layers", "depth",
-)  # fmt: skip
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "num_encoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_num_layers",
+    "decoder_num_layers",
+    "depth",
+)
 """What transformers' classes call the number of blocks of a stack."""
 
 _POSITIVE = (
     *DEPTH_FIELDS,
-    "vocab_size", "hidden_size", "d_model", "n_embd", "n_embed", "dim", "hidden_dim", "intermediate_size", "d_ff",
-    "d_kv", "ffn_dim", "head_dim", "num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads",
-    "encoder_attention_heads", "decoder_attention_heads", "max_position_embeddings", "n_positions", "image_size",
-    "patch_size", "num_channels", "hidden_sizes", "depths", "state_size", "num_local_experts", "num_experts_per_tok",
-)  # fmt: skip
+    "vocab_size",
+    "hidden_size",
+    "d_model",
+    "n_embd",
+    "n_embed",
+    "dim",
+    "hidden_dim",
+    "intermediate_size",
+    "d_ff",
+    "d_kv",
+    "ffn_dim",
+    "head_dim",
+    "num_attention_heads",
+    "num_heads",
+    "n_head",
+    "n_heads",
+    "num_key_value_heads",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "max_position_embeddings",
+    "n_positions",
+    "image_size",
+    "patch_size",
+    "num_channels",
+    "hidden_sizes",
+    "depths",
+    "state_size",
+    "num_local_experts",
+    "num_experts_per_tok",
+)
 _REQUIRED = {
     "hidden_size": re.compile(r"dim|emb|hidden|width|model|channels|size"),
     "num_hidden_layers": re.compile(r"layer|block|depth"),

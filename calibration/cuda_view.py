@@ -13,24 +13,59 @@ from typing import Any
 
 # CUDA autocast's fp32 list, as far as models use it (torch/amp documentation, "CUDA Ops that can autocast to float32").
 _FP32_LIST = {
-    "layer_norm", "rms_norm", "group_norm", "softmax", "log_softmax", "softplus", "sum", "cumsum", "cumprod", "prod",
-    "norm", "exp", "expm1", "log", "log10", "log2", "log1p", "pow", "__pow__", "__rpow__", "rsqrt", "reciprocal",
-    "cosine_similarity", "logsumexp", "binary_cross_entropy_with_logits", "mse_loss", "acos", "asin", "cosh", "sinh",
-    "tan", "erfinv", "cdist", "dist", "renorm",
-}  # fmt: skip
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "softmax",
+    "log_softmax",
+    "softplus",
+    "sum",
+    "cumsum",
+    "cumprod",
+    "prod",
+    "norm",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log2",
+    "log1p",
+    "pow",
+    "__pow__",
+    "__rpow__",
+    "rsqrt",
+    "reciprocal",
+    "cosine_similarity",
+    "logsumexp",
+    "binary_cross_entropy_with_logits",
+    "mse_loss",
+    "acos",
+    "asin",
+    "cosh",
+    "sinh",
+    "tan",
+    "erfinv",
+    "cdist",
+    "dist",
+    "renorm",
+}
 _LOW_PRECISION_EXTRA = {"scaled_dot_product_attention"}
 
 
-def function_mode(autocast: bool) -> Any:  # noqa: ANN401 - a TorchFunctionMode, whose class needs torch to name
+def function_mode(autocast: bool) -> Any:
     """The function mode; ``autocast`` says whether 16-bit autocast is on around it."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
+    import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 
     class CudaView(TorchFunctionMode):
-        def __torch_function__(  # noqa: D102
-            self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None  # noqa: ANN401
-        ) -> Any:  # noqa: ANN401
+        def __torch_function__(
+            self,
+            func: Callable[..., Any],
+            types: Any,
+            args: Any = (),
+            kwargs: Any = None,
+        ) -> Any:
             kwargs = kwargs or {}
             name = getattr(func, "__name__", "")
             if name == "__bool__":
@@ -50,25 +85,31 @@ def function_mode(autocast: bool) -> Any:  # noqa: ANN401 - a TorchFunctionMode,
                 kwargs = {k: v.float() if _is_16_bit(v) else v for k, v in kwargs.items()}
             return func(*args, **kwargs)
 
-    def _is_16_bit(x: Any) -> bool:  # noqa: ANN401
+    def _is_16_bit(x: Any) -> bool:
         return isinstance(x, torch.Tensor) and x.dtype in {torch.bfloat16, torch.float16}
 
     return CudaView()
 
 
-def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ANN401, A002
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     import torch
 
     return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
 def _cross_entropy_16_bit(
-    input: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100,  # noqa: ANN401, A002
-    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,  # noqa: ANN401
-) -> Any:  # noqa: ANN401
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
     """CUDA: log-softmax stays in 16 bits (its dtype is given explicitly), the likelihood loss goes to fp32."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
+    import torch.nn.functional as F
 
     with torch.autocast("cpu", enabled=False):
         logs = torch._log_softmax(input, 1, False)
@@ -76,9 +117,16 @@ def _cross_entropy_16_bit(
 
 
 def _attention(
-    autocast: bool, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,  # noqa: ANN401
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # noqa: ANN401
+    autocast: bool,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
     """Flash where 16-bit and unmasked, memory-efficient where fp32 or masked, the plain products where neither can."""
     import torch
 
@@ -102,7 +150,7 @@ def _attention(
     )[0]
 
 
-def _plain_attention(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float | None) -> Any:  # noqa: ANN401
+def _plain_attention(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float | None) -> Any:
     """The math kernel: grouped heads in fp32 have no fused kernel on CUDA."""
     import torch
 
@@ -124,7 +172,7 @@ def as_if_not_tracing() -> Iterator[None]:
     patched: list[tuple[Any, Any]] = []
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers") and "is_tracing" in vars(module):
-            patched.append((module, module.is_tracing))  # type: ignore[attr-defined]
+            patched.append((module, module.is_tracing))
             module.is_tracing = lambda tensor=None: False  # type: ignore[attr-defined]
     try:
         yield

@@ -55,8 +55,8 @@ def evaluate(
 ) -> dict[str, object]:
     """The scores of a table, in the shape of the command's JSON.
 
-    ``calibrate_on`` fits on other files, ``calibrate`` on that many rows of the table drawn with ``seed`` (out-of-memory
-    rows count); without either the profile is scored as it is.
+    ``calibrate_on`` fits on other files, ``calibrate`` on that many rows of the table drawn with ``seed``
+    (out-of-memory rows count); without either the profile is scored as it is.
 
     Raises:
         InvalidInputError: no such prior, a table that cannot be read, or nothing left to score.
@@ -68,23 +68,25 @@ def evaluate(
         raise InvalidInputError(f"table {table}", ["no row that ran is left to score", *split.problems])
     predicted, sd = predict_rows(rows, fit, split.profile)
     scores: dict[str, object] = {
-        "table": str(table.name), "prior": prior, "fitted": len(split.fitted), "scored": len(split.scored),
+        "table": str(table.name),
+        "prior": prior,
+        "fitted": len(split.fitted),
+        "scored": len(split.scored),
         "step_time": time_scores(rows, predicted, sd, fit),
         "step_time_gpu_bound": _part(rows, predicted, sd, fit, ~host_bound(rows, fit)),
         "step_time_host_bound": _part(rows, predicted, sd, fit, host_bound(rows, fit)),
         "memory": memory_scores(split.scored, split.workloads, fit),
         "oom": oom_scores(split, replace(split.profile, fit=fit)),
-        "regret": regret(rows, predicted), "problems": list(split.problems),
-    }  # fmt: skip
+        "regret": regret(rows, predicted),
+        "problems": list(split.problems),
+    }
     if len({r.model for r in split.fitted}) > 1:
         scores["leave_one_model_out"] = leave_one_model_out(split)
     scores["baselines"] = simple.scores(split, rows) if baselines else None
     return scores
 
 
-def _split(
-    table: Path, calibrate_on: Path | Sequence[Path] | None, calibrate: int, seed: int, prior: str
-) -> Split:
+def _split(table: Path, calibrate_on: Path | Sequence[Path] | None, calibrate: int, seed: int, prior: str) -> Split:
     if prior not in PRIORS:
         raise InvalidInputError("evaluate", [f"prior={prior} is not allowed; allowed: {', '.join(PRIORS)}"])
     if calibrate < 0:
@@ -101,7 +103,10 @@ def _split(
         raise InvalidInputError(f"table {table}", ["no row can be used", *read.problems])
     profile = starting_profile(rows[0].measurement.machine, prior, fitting=bool(fitted))
     workloads = workloads_of([*fitted, *scored])
-    keep = lambda some: tuple(r.measurement for r in some if usable(r.measurement, workloads, profile))  # noqa: E731
+
+    def keep(some: Sequence[Row]) -> tuple[Measurement, ...]:
+        return tuple(r.measurement for r in some if usable(r.measurement, workloads, profile))
+
     problems = [p for one in (read, *others) for p in one.problems]
     return Split(
         fitted=keep(fitted), scored=keep(scored), workloads=workloads, profile=profile, problems=tuple(problems)
@@ -153,11 +158,15 @@ def time_scores(rows: TimeRows, predicted: FloatArray, sd: FloatArray, fit: Fit)
     absolute = np.abs(error)
     inside = np.abs(np.log(predicted / measured)) <= fit.interval_scale * sd
     return {
-        "n": len(error), "mape": float(absolute.mean()), "median": float(np.median(absolute)),
-        "p95": float(np.quantile(absolute, 0.95)), "bias": float(error.mean()), "coverage90": float(inside.mean()),
+        "n": len(error),
+        "mape": float(absolute.mean()),
+        "median": float(np.median(absolute)),
+        "p95": float(np.quantile(absolute, 0.95)),
+        "bias": float(error.mean()),
+        "coverage90": float(inside.mean()),
         "interval_factor": float(np.exp(np.median(fit.interval_scale * sd))),
         "noise": float(np.median([noise_log(r) for r in rows.measurements])),
-    }  # fmt: skip
+    }
 
 
 def _part(
@@ -167,10 +176,13 @@ def _part(
         return None
     index = np.flatnonzero(mask)
     part = TimeRows(
-        seconds=rows.seconds[index], grad_accum=rows.grad_accum[index], log_step=rows.log_step[index],
-        noise=rows.noise[index], sessions=tuple(rows.sessions[i] for i in index),
+        seconds=rows.seconds[index],
+        grad_accum=rows.grad_accum[index],
+        log_step=rows.log_step[index],
+        noise=rows.noise[index],
+        sessions=tuple(rows.sessions[i] for i in index),
         measurements=tuple(rows.measurements[i] for i in index),
-    )  # fmt: skip
+    )
     return time_scores(part, predicted[index], sd[index], fit)
 
 
@@ -180,15 +192,20 @@ def memory_scores(
     """Errors of peak allocated memory as fractions; ``None`` where no record holds a peak."""
     errors = [
         float(memory_of(r, workloads[r.model], fit).peak_bytes[0]) / r.peak_bytes - 1.0
-        for r in records if r.status == "ok" and r.peak_bytes and r.memory_kind != "unknown"
-    ]  # fmt: skip
+        for r in records
+        if r.status == "ok" and r.peak_bytes and r.memory_kind != "unknown"
+    ]
     if not errors:
         return None
     absolute = np.abs(errors)
     return {
-        "n": len(errors), "mape": float(absolute.mean()), "median": float(np.median(absolute)),
-        "p95": float(np.quantile(absolute, 0.95)), "max": float(absolute.max()), "bias": float(np.mean(errors)),
-    }  # fmt: skip
+        "n": len(errors),
+        "mape": float(absolute.mean()),
+        "median": float(np.median(absolute)),
+        "p95": float(np.quantile(absolute, 0.95)),
+        "max": float(absolute.max()),
+        "bias": float(np.mean(errors)),
+    }
 
 
 def oom_scores(split: Split, profile: Profile) -> dict[str, float | int | None]:
@@ -209,10 +226,13 @@ def oom_scores(split: Split, profile: Profile) -> dict[str, float | int | None]:
             ran, alarms = ran + 1, alarms + (not fits)
             ran_away, alarms_away = ran_away + away, alarms_away + (away and not fits)
     return {
-        "n_oom": oom, "n_ran": ran, "recall": (oom - missed) / oom if oom else None, "false_fits": missed,
+        "n_oom": oom,
+        "n_ran": ran,
+        "recall": (oom - missed) / oom if oom else None,
+        "false_fits": missed,
         "false_alarm": alarms / ran if ran else None,
         "false_alarm_away_from_limit": alarms_away / ran_away if ran_away else None,
-    }  # fmt: skip
+    }
 
 
 def _verdict(workload: Workload, profile: Profile, record: Measurement) -> tuple[float, float, bool]:

@@ -56,9 +56,11 @@ def fit_profile(
     fit = fit_time(rows, rates) if len(rows) else Fit()
     fit = fit_memory(fit, [r for r in records if r.status == "ok"], workloads, ranks)
     return replace(
-        fit, models=tuple(sorted({r.model for r in rows.measurements})), measurements=len(records),
+        fit,
+        models=tuple(sorted({r.model for r in rows.measurements})),
+        measurements=len(records),
         calibrated=calibrated_range(records, workloads),
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- time
@@ -70,18 +72,24 @@ def fit_time(rows: TimeRows, rates: dict[str, Rate]) -> Fit:
     sd = prior_sd(rates)
     corrections = tuple(
         Correction(
-            component=name, log_factor=float(solution.factors[i]),
+            component=name,
+            log_factor=float(solution.factors[i]),
             identified=bool(solution.covariance[i, i] < IDENTIFIED_BELOW * sd[i] ** 2),
         )
-        for i, name in enumerate(COMPONENTS) if solution.active[i]
-    )  # fmt: skip
+        for i, name in enumerate(COMPONENTS)
+        if solution.active[i]
+    )
     index = np.flatnonzero(solution.active)
     covariance = solution.covariance[np.ix_(index, index)]
     noise, crossover = _noise(rows, solution)
     fit = Fit(
-        corrections=corrections, covariance=tuple(tuple(float(x) for x in row) for row in covariance),
-        noise_sd_log=noise, crossover_sd_log=crossover, measurements=len(rows), host_sessions=solution.sessions,
-    )  # fmt: skip
+        corrections=corrections,
+        covariance=tuple(tuple(float(x) for x in row) for row in covariance),
+        noise_sd_log=noise,
+        crossover_sd_log=crossover,
+        measurements=len(rows),
+        host_sessions=solution.sessions,
+    )
     return replace(fit, interval_scale=_interval_scale(rows, solution, fit, rates))
 
 
@@ -154,10 +162,12 @@ def _posterior(
     covariance = inverse * np.outer(scale, scale) * excess
     count = len(COMPONENTS)
     return Solution(
-        factors=values[:count], covariance=covariance[:count, :count], active=active,
+        factors=values[:count],
+        covariance=covariance[:count, :count],
+        active=active,
         left_out=residual / np.maximum(1.0 - leverage, 0.2),
         sessions=dict(zip(sessions, (float(v) for v in values[count:]), strict=True)),
-    )  # fmt: skip
+    )
 
 
 def host_share(rows: TimeRows, factors: FloatArray) -> FloatArray:
@@ -243,9 +253,9 @@ def _fit_totals(fit: Fit, measured: Sequence[Measurement]) -> Fit:
         fit = replace(fit, reserved_factor=middle, reserved_sd_log=max(MIN_RESERVED_SD_LOG, spread))
     else:
         fit = replace(fit, reserved_factor=1.0, reserved_sd_log=MIN_RESERVED_SD_LOG)
-    outside = np.array([
-        r.peak_device_bytes - (r.peak_reserved_bytes or r.peak_bytes or 0) for r in measured if r.peak_device_bytes
-    ])  # fmt: skip
+    outside = np.array(
+        [r.peak_device_bytes - (r.peak_reserved_bytes or r.peak_bytes or 0) for r in measured if r.peak_device_bytes]
+    )
     if not len(outside):
         return fit
     middle = float(np.median(outside))

@@ -7,7 +7,9 @@ from typing import Any
 from profiles.schema import Preset
 
 
-def make_inputs(preset: Preset, config: Any, micro_batch: int, seq: int, decoder_seq: int, device: str) -> dict[str, Any]:  # noqa: ANN401
+def make_inputs(
+    preset: Preset, config: Any, micro_batch: int, seq: int, decoder_seq: int, device: str
+) -> dict[str, Any]:
     """Random keyword arguments of one forward pass that returns a loss.
 
     Token inputs are int64 of shape (micro_batch, seq); labels are tokens too, without padding, and no attention mask is
@@ -15,7 +17,7 @@ def make_inputs(preset: Preset, config: Any, micro_batch: int, seq: int, decoder
     """
     import torch
 
-    def tokens(vocab: int, length: int) -> Any:  # noqa: ANN401
+    def tokens(vocab: int, length: int) -> Any:
         return torch.randint(0, vocab, (micro_batch, length), device=device)
 
     if preset.task == "image_classification":
@@ -34,7 +36,7 @@ def make_inputs(preset: Preset, config: Any, micro_batch: int, seq: int, decoder
     return {"input_ids": tokens(vocab, seq), "labels": tokens(vocab, seq)}
 
 
-def _pixels(config: Any, micro_batch: int, device: str) -> Any:  # noqa: ANN401
+def _pixels(config: Any, micro_batch: int, device: str) -> Any:
     import torch
 
     size = getattr(config, "image_size", 224)

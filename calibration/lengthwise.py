@@ -24,12 +24,13 @@ def join_lengths(traces: Sequence[Sized]) -> Variant:
     ops = tuple(_join_op(key, traces) for key in keys)
     first = traces[0][1]
     return Variant(
-        numerics=first.numerics, attention=first.attention, checkpointed=first.checkpointed, ops=ops,
+        numerics=first.numerics,
+        attention=first.attention,
+        checkpointed=first.checkpointed,
+        ops=ops,
         memory=_join_memory(traces),
-        block_saved=tuple(
-            _join([(s, v.block_saved[i]) for s, v in traces]) for i in range(len(first.block_saved))
-        ),
-    )  # fmt: skip
+        block_saved=tuple(_join([(s, v.block_saved[i]) for s, v in traces]) for i in range(len(first.block_saved))),
+    )
 
 
 def _key(op: Op) -> tuple[object, ...]:
@@ -44,10 +45,17 @@ def _join_op(key: tuple[object, ...], traces: Sequence[Sized]) -> Op:
         return _join([(seq, add(*(part(op) for op in ops))) for seq, ops in found])
 
     return Op(
-        kind=example.kind, phase=example.phase, stack=example.stack, bits=example.bits, dims=example.dims,
-        pad=example.pad, causal=example.causal, launches=joined(lambda op: op.launches),
-        bytes=joined(lambda op: op.bytes), flops=joined(lambda op: op.flops),
-    )  # fmt: skip
+        kind=example.kind,
+        phase=example.phase,
+        stack=example.stack,
+        bits=example.bits,
+        dims=example.dims,
+        pad=example.pad,
+        causal=example.causal,
+        launches=joined(lambda op: op.launches),
+        bytes=joined(lambda op: op.bytes),
+        flops=joined(lambda op: op.flops),
+    )
 
 
 def _join(parts: Sequence[tuple[int, Poly]]) -> Poly:
@@ -88,8 +96,10 @@ def _join_moment(peaks: Sequence[tuple[int, MemoryPoint]]) -> MemoryPoint:
 
     return MemoryPoint(
         label=peaks[-1][1].label,
-        activations=joined(lambda p: p.activations), logits=joined(lambda p: p.logits),
-        temporary=joined(lambda p: p.temporary), gradients=joined(lambda p: p.gradients),
+        activations=joined(lambda p: p.activations),
+        logits=joined(lambda p: p.logits),
+        temporary=joined(lambda p: p.temporary),
+        gradients=joined(lambda p: p.gradients),
         gradients_in_flight=joined(lambda p: p.gradients_in_flight),
         block_activations=tuple(
             _join([(s, p.block_activations[i]) for s, p in peaks]) for i in range(len(first.block_activations))
@@ -97,7 +107,7 @@ def _join_moment(peaks: Sequence[tuple[int, MemoryPoint]]) -> MemoryPoint:
         block_gradients=tuple(
             _join([(s, p.block_gradients[i]) for s, p in peaks]) for i in range(len(first.block_gradients))
         ),
-    )  # fmt: skip
+    )
 
 
 def _total(point: MemoryPoint, seq: int) -> float:

@@ -34,12 +34,16 @@ def this_machine() -> Machine:
     try:
         gpu = load_gpu(name)
     except UnknownNameError as error:
-        raise CampaignError(f"{error}\nAdd a GPU file for {name!r} (CONTRIBUTING, 'a GPU') and calibrate again.") from None
+        raise CampaignError(
+            f"{error}\nAdd a GPU file for {name!r} (CONTRIBUTING, 'a GPU') and calibrate again."
+        ) from None
     machine = parse_machine(f"1x{gpu.name}")
     return replace(
-        machine, gpu=replace(machine.gpu, memory_bytes=total), host_memory_bytes=host_memory_bytes(),
+        machine,
+        gpu=replace(machine.gpu, memory_bytes=total),
+        host_memory_bytes=host_memory_bytes(),
         host_cores=os.cpu_count(),
-    )  # fmt: skip
+    )
 
 
 def _cuda_device() -> tuple[str, int]:

@@ -21,9 +21,17 @@ from profiles.files import parse_plain, read_toml
 from profiles.schema import Config, Preset
 
 __all__ = [
-    "UnknownModelError", "attention_heads", "build_config", "build_on_meta", "fixed_seq", "max_positions",
-    "model_class", "resolve", "warnings_for", "with_depth",
-]  # fmt: skip
+    "UnknownModelError",
+    "attention_heads",
+    "build_config",
+    "build_on_meta",
+    "fixed_seq",
+    "max_positions",
+    "model_class",
+    "resolve",
+    "warnings_for",
+    "with_depth",
+]
 
 _HINT = "a path to a transformers config.json, or a hub id whose config.json is in the local cache, works too"
 

@@ -101,9 +101,13 @@ def build_case(
     if parsed is None or workload is None:
         raise InvalidInputError("question", problems)
     return Case(
-        workload=workload, profile=best_profile(parsed, profile), run=published_run(model, run), fixed=fixed,
-        price=_price(parsed, price_usd_per_gpu_h), energy=store.energy(),
-    )  # fmt: skip
+        workload=workload,
+        profile=best_profile(parsed, profile),
+        run=published_run(model, run),
+        fixed=fixed,
+        price=_price(parsed, price_usd_per_gpu_h),
+        energy=store.energy(),
+    )
 
 
 def published_run(model: str, run: Run) -> Run:
@@ -117,15 +121,21 @@ def published_run(model: str, run: Run) -> Run:
     if run.tokens is None and run.samples is None and run.steps is None:
         run = replace(run, tokens=known.tokens, samples=known.samples if known.tokens is None else None)
     return replace(
-        run, global_batch=run.global_batch or known.global_batch, seq=run.seq or known.seq,
+        run,
+        global_batch=run.global_batch or known.global_batch,
+        seq=run.seq or known.seq,
         decoder_seq=run.decoder_seq or known.decoder_seq,
-    )  # fmt: skip
+    )
 
 
 def _price(machine: Machine, given_usd_per_gpu_h: float | None) -> Price | None:
     if given_usd_per_gpu_h is None:
         return store.rent_price(machine.gpu.name)
     return Price(
-        gpu=machine.gpu.name, provider="given", rent_usd_per_gpu_h=given_usd_per_gpu_h, basis="given by the user",
-        source="command line", date="",
-    )  # fmt: skip
+        gpu=machine.gpu.name,
+        provider="given",
+        rent_usd_per_gpu_h=given_usd_per_gpu_h,
+        basis="given by the user",
+        source="command line",
+        date="",
+    )

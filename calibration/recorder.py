@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from calibration import opkinds
 from calibration.monomials import Point
@@ -24,11 +24,11 @@ class OpRecord:
     kind: OpKind
     phase: Phase
     block: Block | None
-    bits: int
+    bits: Literal[16, 32]
     bytes: tuple[Term, ...]
     flops: Poly
-    dims: tuple[Term, ...] | None
-    pad: str
+    dims: opkinds.Dims | None
+    pad: opkinds.Pad
     causal: bool
 
 
@@ -76,25 +76,29 @@ class Recorder:
         self._static = {t.untyped_storage()._cdata for t in static}
         self._keep = static
 
-    def mode(self) -> Any:  # noqa: ANN401 - a TorchDispatchMode, whose class needs torch to name
+    def mode(self) -> Any:
         """The dispatch mode that feeds this recorder."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
         recorder = self
 
-        class Mode(TorchDispatchMode):
+        class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             def __torch_dispatch__(
-                self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None  # noqa: ANN401
-            ) -> Any:  # noqa: ANN401
+                self,
+                func: Any,
+                types: Any,
+                args: Any = (),
+                kwargs: Any = None,
+            ) -> Any:
                 kwargs = kwargs or {}
                 out = func(*args, **kwargs)
                 if func.namespace != "prim":
                     recorder.see(func, args, kwargs, out)
                 return out
 
-        return Mode()
+        return Mode()  # type: ignore[no-untyped-call]
 
-    def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:  # noqa: ANN401
+    def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note one dispatched operation and the storages it made."""
         inputs, outputs = opkinds.tensors_in((args, kwargs)), opkinds.tensors_in(out)
         self.recording.count += 1
@@ -103,16 +107,22 @@ class Recorder:
         kind = opkinds.kind_of(func, inputs, outputs)
         if kind is None:
             return
-        pad = opkinds.padding(self.point, inputs, outputs) if kind in {"matmul", "bmm"} else "aligned"
+        pad: opkinds.Pad = "aligned"
+        if kind in {"matmul", "bmm"}:
+            pad = opkinds.padding(self.point, inputs, outputs)
         self.recording.ops.append(
             OpRecord(
-                kind=kind, phase=self.phase, block=self.block, bits=_bits(inputs, outputs), pad=pad,
+                kind=kind,
+                phase=self.phase,
+                block=self.block,
+                bits=_bits(inputs, outputs),
+                pad=pad,
                 bytes=() if kind == "view" else tuple(opkinds.moved_bytes(self.point, func, inputs, outputs)),
                 flops=opkinds.flops(self.point, func, inputs, outputs, kwargs),
                 dims=opkinds.product_dims(self.point, func, inputs, outputs),
                 causal=_is_causal(func, args, kwargs),
             )
-        )  # fmt: skip
+        )
 
     def _allocate(self, inputs: list[Any], outputs: list[Any], name: str) -> None:
         for tensor in outputs:
@@ -123,20 +133,24 @@ class Recorder:
             sources = tuple(self._owned(t) for t in inputs) if name == "add" else ()
             self._live[key] = len(self.recording.allocations)
             made = Allocation(
-                size=self._size(name, inputs, tensor), birth=self.recording.count, phase=self.phase, block=self.block,
-                logits=self._is_logits(tensor), inputs=sources,
-            )  # fmt: skip
+                size=self._size(name, inputs, tensor),
+                birth=self.recording.count,
+                phase=self.phase,
+                block=self.block,
+                logits=self._is_logits(tensor),
+                inputs=sources,
+            )
             self.recording.allocations.append(made)
             self._refs.append(weakref.ref(storage, self._on_death(key, made)))
 
-    def _size(self, name: str, inputs: list[Any], tensor: Any) -> Term:  # noqa: ANN401
+    def _size(self, name: str, inputs: list[Any], tensor: Any) -> Term:
         """Bytes of a new storage. Memory-efficient attention pads lengths to 16 and 32, which real ones mostly are."""
         if "efficient_attention" not in name:
             return self.point.term(tensor.untyped_storage().nbytes())
         shape = [*tensor.shape[:-1], inputs[0].shape[-2]] if tensor.dim() == 3 else tensor.shape
         return self.point.term(math.prod(shape) * tensor.element_size())
 
-    def _owned(self, tensor: Any) -> int:  # noqa: ANN401
+    def _owned(self, tensor: Any) -> int:
         """Index of the storage that a tensor alone holds, else −1: a view's base holds it too."""
         return -1 if tensor._is_view() else self._live.get(tensor.untyped_storage()._cdata, -1)
 
@@ -144,26 +158,32 @@ class Recorder:
         if size_bytes:
             self.recording.allocations.append(
                 Allocation(
-                    size=self.point.term(size_bytes), birth=self.recording.count, death=self.recording.count,
-                    phase="backward", block=self.block, logits=False,
+                    size=self.point.term(size_bytes),
+                    birth=self.recording.count,
+                    death=self.recording.count,
+                    phase="backward",
+                    block=self.block,
+                    logits=False,
                 )
-            )  # fmt: skip
+            )
 
     def _on_death(self, key: int, made: Allocation) -> Callable[[Any], None]:
-        def dead(_: Any) -> None:  # noqa: ANN401
+        def dead(_: Any) -> None:
             made.death = self.recording.count
             self._live.pop(key, None)
 
         return dead
 
-    def _is_logits(self, tensor: Any) -> bool:  # noqa: ANN401
+    def _is_logits(self, tensor: Any) -> bool:
         point = self.point
         return (
-            self.vocab is not None and self.vocab in tensor.shape and point.term(tensor.numel())[1] > 0
+            self.vocab is not None
+            and self.vocab in tensor.shape
+            and point.term(tensor.numel())[1] > 0
             and self.vocab > 1024
         )
 
-    def accumulated(self, grad: Any) -> None:  # noqa: ANN401
+    def accumulated(self, grad: Any) -> None:
         """Called when a parameter's gradient is complete: its storage is a gradient from here on."""
         index = self._live.get(grad.untyped_storage()._cdata)
         if index is not None:
@@ -171,14 +191,14 @@ class Recorder:
             self.recording.allocations[index].accumulated = self.recording.count
 
 
-def _bits(inputs: list[Any], outputs: list[Any]) -> int:
+def _bits(inputs: list[Any], outputs: list[Any]) -> Literal[16, 32]:
     for tensor in [*inputs, *outputs]:
         if tensor.is_floating_point():
             return 16 if tensor.element_size() == 2 else 32
     return 32
 
 
-def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:  # noqa: ANN401
+def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
     if "is_causal" in kwargs:
         return bool(kwargs["is_causal"])
     names = [argument.name for argument in func._schema.arguments]
@@ -198,8 +218,13 @@ def merge_in_place_sums(allocations: list[Allocation]) -> list[Allocation]:
             continue
         for index in made.inputs[:1]:
             source = allocations[index] if index >= 0 else None
-            if source and index not in gone and source.phase != "forward" and source.size == made.size \
-                    and source.death in {made.birth, made.birth - 1}:  # fmt: skip
+            if (
+                source
+                and index not in gone
+                and source.phase != "forward"
+                and source.size == made.size
+                and source.death in {made.birth, made.birth - 1}
+            ):
                 made.birth = source.birth
                 gone.add(index)
                 break

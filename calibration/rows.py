@@ -28,7 +28,7 @@ SPREAD_WEIGHT = 0.4
 class TimeRows:
     """Records that ran: component seconds (rows × components), accumulations, log step times, their noise.
 
-    ``sessions[i]`` names the uptime of the host that row i was taken in. Host speed differs between sessions on one machine.
+    ``sessions[i]`` names the uptime of the host that row i was taken in: host speed differs between sessions.
     """
 
     seconds: FloatArray
@@ -55,7 +55,8 @@ def seconds_of(workload: Workload, rates: Mapping[str, Rate], record: Measuremen
     """Component seconds of one record's recipe, shape (components,)."""
     recipe = record.recipe
     sizes = _sizes(workload, record)
-    return component_seconds(workload, rates, Choice.of(recipe), sizes, ranks)[0]
+    row: FloatArray = component_seconds(workload, rates, Choice.of(recipe), sizes, ranks)[0]
+    return row
 
 
 def _sizes(workload: Workload, record: Measurement) -> FloatArray:
@@ -73,8 +74,9 @@ def time_rows(
         seconds=np.array([seconds_of(workloads[r.model], rates, r, ranks) for r in kept]),
         grad_accum=np.array([float(r.recipe.grad_accum) for r in kept]),
         log_step=np.array([math.log(r.step_s or 1.0) for r in kept]),
-        noise=np.array([noise_log(r) for r in kept]), measurements=kept,
-    )  # fmt: skip
+        noise=np.array([noise_log(r) for r in kept]),
+        measurements=kept,
+    )
 
 
 def noise_log(record: Measurement) -> float:

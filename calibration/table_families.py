@@ -34,29 +34,44 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(
-        task="causal_lm", tied=True, positions="n_positions",
+        task="causal_lm",
+        tied=True,
+        positions="n_positions",
         fields={"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "ffn": "n_inner", "vocab": "vocab_size"},
     ),
     "llama": Family(
-        task="causal_lm", tied=False,
+        task="causal_lm",
+        tied=False,
         fields={
-            "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
-            "kv_heads": "num_key_value_heads", "ffn": "intermediate_size", "vocab": "vocab_size",
+            "hidden": "hidden_size",
+            "layers": "num_hidden_layers",
+            "heads": "num_attention_heads",
+            "kv_heads": "num_key_value_heads",
+            "ffn": "intermediate_size",
+            "vocab": "vocab_size",
         },
     ),
     "bert": Family(
-        task="masked_lm", tied=True, positions="max_position_embeddings", shortest=512,
+        task="masked_lm",
+        tied=True,
+        positions="max_position_embeddings",
+        shortest=512,
         fields={
-            "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
-            "ffn": "intermediate_size", "vocab": "vocab_size",
+            "hidden": "hidden_size",
+            "layers": "num_hidden_layers",
+            "heads": "num_attention_heads",
+            "ffn": "intermediate_size",
+            "vocab": "vocab_size",
         },
     ),
     "mpt": Family(
-        task="causal_lm", tied=True, published_with_positions=True,
+        task="causal_lm",
+        tied=True,
+        published_with_positions=True,
         fields={"hidden": "d_model", "layers": "n_layers", "heads": "n_heads", "vocab": "vocab_size"},
         fixed={"max_seq_len": 65_536},  # its biases hold no parameters: one config serves every length
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +161,12 @@ def _built(family: Family, config: Config, notes: tuple[str, ...]) -> Built:
     one, two = (_counts(family, {**config, depth_key: depth}) for depth in (1, 2))
     further = config[depth_key] - 1
     return Built(
-        task=family.task, config=config, params=one.params + further * (two.params - one.params),
-        matrix_params=_matrix_params(one) + further * (_matrix_params(two) - _matrix_params(one)), notes=notes,
-    )  # fmt: skip
+        task=family.task,
+        config=config,
+        params=one.params + further * (two.params - one.params),
+        matrix_params=_matrix_params(one) + further * (_matrix_params(two) - _matrix_params(one)),
+        notes=notes,
+    )
 
 
 def _counts(family: Family, config: Config) -> Counts:

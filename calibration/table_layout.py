@@ -46,9 +46,14 @@ def layout_of(cells: Cells, cards: Cards, problems: list[str]) -> Layout | None:
         return None
     machine = _machine(gpu, nodes, gpus // nodes, network.strip(), problems, notes)
     return Layout(
-        machine=machine, gpu=gpu, card_bytes=card_bytes(cells, gpu), gpus=gpus, degrees=degrees, notes=tuple(notes),
+        machine=machine,
+        gpu=gpu,
+        card_bytes=card_bytes(cells, gpu),
+        gpus=gpus,
+        degrees=degrees,
+        notes=tuple(notes),
         **batch,
-    )  # fmt: skip
+    )
 
 
 def _degrees(cells: Cells, problems: list[str]) -> dict[str, int] | None:

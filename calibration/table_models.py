@@ -84,9 +84,14 @@ class Models:
         extra = table_families.positions_published(family, cells)
         _check_params(f"{family} with the columns' sizes", built.params, cells, extra)
         preset = Preset(
-            name=name, task=built.task, config=built.config, params=built.params, seq=cells.whole("seq_len") or 1,
-            source=f"columns of {self._table.name}", date=self._date,
-        )  # fmt: skip
+            name=name,
+            task=built.task,
+            config=built.config,
+            params=built.params,
+            seq=cells.whole("seq_len") or 1,
+            source=f"columns of {self._table.name}",
+            date=self._date,
+        )
         return Found(preset=preset, config_hash=_hash(preset), matrix_params=built.matrix_params, taken=built.notes)
 
     def _named(self, found: Found, name: str, shipped: Preset | None) -> Found:
@@ -119,9 +124,12 @@ def _known(preset: Preset, cells: Cells) -> Found:
     _check_params(preset.name, preset.params, cells)
     counts = count(build_on_meta(preset), config) if preset.task in _READ_BY_EVERY_TOKEN else None
     return Found(
-        preset=preset, config_hash=_hash(preset), fixed_seq=fixed_seq(config), max_seq=max_positions(config),
+        preset=preset,
+        config_hash=_hash(preset),
+        fixed_seq=fixed_seq(config),
+        max_seq=max_positions(config),
         matrix_params=counts.active_params - counts.embedding_params if counts else None,
-    )  # fmt: skip
+    )
 
 
 def _check_params(name: str, params: int, cells: Cells, extra: int = 0) -> None:

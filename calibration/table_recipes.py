@@ -12,9 +12,15 @@ from simulator.recipes import BY_KNOB, UNMODELLED, UNMODELLED_VALUES, Unmodelled
 from simulator.techniques.precision import PRECISIONS, product_flops_per_s
 
 COLUMN_OF = {
-    "precision": "precision", "attention": "attention", "checkpointing": "act_ckpt", "compile": "compile",
-    "optimizer": "optimizer", "sharding": "zero_stage_or_sharding", "offload": "offload", "schedule": "schedule",
-}  # fmt: skip
+    "precision": "precision",
+    "attention": "attention",
+    "checkpointing": "act_ckpt",
+    "compile": "compile",
+    "optimizer": "optimizer",
+    "sharding": "zero_stage_or_sharding",
+    "offload": "offload",
+    "schedule": "schedule",
+}
 """Knob → column that holds its value as text."""
 FOREIGN: dict[str, Unmodelled] = {
     knob: unmodelled

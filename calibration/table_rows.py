@@ -124,9 +124,19 @@ def _measurement(
 ) -> Measurement:
     said, outcome, peaks = (cells.text.get("source"), cells.text.get("note"), *notes), ran.outcome, ran.outcome.peaks
     return Measurement(
-        model=found.preset.name, config_hash=found.config_hash, machine=ran.layout.machine, recipe=recipe,
-        status=outcome.status, reason="the table says out of memory" if outcome.status == "oom" else None,
-        step_s=times.step_s, micro_s=times.micro_s, optimizer_s=times.optimizer_s, peak_bytes=peaks.allocated_bytes,
-        peak_reserved_bytes=peaks.reserved_bytes, peak_device_bytes=peaks.device_bytes, memory_kind=peaks.kind,
-        origin=origin, note="; ".join(text for text in said if text),
-    )  # fmt: skip
+        model=found.preset.name,
+        config_hash=found.config_hash,
+        machine=ran.layout.machine,
+        recipe=recipe,
+        status=outcome.status,
+        reason="the table says out of memory" if outcome.status == "oom" else None,
+        step_s=times.step_s,
+        micro_s=times.micro_s,
+        optimizer_s=times.optimizer_s,
+        peak_bytes=peaks.allocated_bytes,
+        peak_reserved_bytes=peaks.reserved_bytes,
+        peak_device_bytes=peaks.device_bytes,
+        memory_kind=peaks.kind,
+        origin=origin,
+        note="; ".join(text for text in said if text),
+    )

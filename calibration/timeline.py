@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from calibration import monomials
+from calibration.opkinds import Dims, Pad
 from calibration.recorder import NEVER, Allocation, OpRecord, Recording
-from profiles.schema import MemoryPoint, Op, Poly, Stack
+from profiles.schema import MemoryPoint, Op, OpKind, Phase, Poly, Stack
 
 Array = npt.NDArray[np.float64]
 _SHAPED = {"matmul", "bmm", "attention"}
@@ -21,36 +23,61 @@ CATEGORIES = ("activations", "logits", "temporary", "gradients")
 # ------------------------------------------------------------------------------------------------- operations
 
 
+class _Kind(NamedTuple):
+    """What operations must share to be stored as one entry."""
+
+    kind: OpKind
+    phase: Phase
+    stack: int
+    bits: Literal[16, 32]
+    dims: Dims | None
+    pad: Pad
+    flops: Poly
+    causal: bool
+
+
 def collect_ops(ops: Iterable[OpRecord], stacks: tuple[Stack, ...]) -> tuple[Op, ...]:
     """Operations of one middle block per stack, and of the outside: everything less three middle blocks."""
-    totals: dict[tuple[object, ...], list[float]] = {}
-    sums: dict[tuple[object, ...], list[Poly]] = {}
+    launches: dict[_Kind, float] = {}
+    moved: dict[_Kind, list[Poly]] = {}
     for op in ops:
-        middle = op.block is not None and op.block[1] == 1
         places = [(-1, 1.0)]
-        if middle and op.block is not None:
+        if op.block is not None and op.block[1] == 1:
             places = [(op.block[0], 1.0), (-1, -2.0)]
         for stack, factor in places:
-            key = _key(op, stack)
-            totals.setdefault(key, []).append(factor)
-            sums.setdefault(key, []).append(monomials.scale(op.bytes, factor))
-    return tuple(_op(key, sum(totals[key]), monomials.add(*sums[key])) for key in totals if sum(totals[key]))
+            kind = _kind(op, stack)
+            launches[kind] = launches.get(kind, 0.0) + factor
+            moved.setdefault(kind, []).append(monomials.scale(op.bytes, factor))
+    return tuple(_op(kind, count, monomials.add(*moved[kind])) for kind, count in launches.items() if count)
 
 
-def _key(op: OpRecord, stack: int) -> tuple[object, ...]:
+def _kind(op: OpRecord, stack: int) -> _Kind:
     shaped = op.kind in _SHAPED
-    dims, pad = (op.dims, op.pad) if shaped else (None, "aligned")
-    flops = op.flops if shaped or op.kind == "conv" else ()
-    return (op.kind, op.phase, stack, op.bits, dims, pad, flops, op.causal and shaped)
+    return _Kind(
+        kind=op.kind,
+        phase=op.phase,
+        stack=stack,
+        bits=op.bits,
+        dims=op.dims if shaped else None,
+        pad=op.pad if shaped else "aligned",
+        flops=op.flops if shaped or op.kind == "conv" else (),
+        causal=op.causal and shaped,
+    )
 
 
-def _op(key: tuple[object, ...], launches: float, moved: Poly) -> Op:
-    kind, phase, stack, bits, dims, pad, flops, causal = key
-    shape = None if dims is None else tuple((term,) for term in dims)  # type: ignore[attr-defined]
+def _op(key: _Kind, launches: float, moved: Poly) -> Op:
     return Op(
-        kind=kind, phase=phase, stack=stack, bits=bits, launches=((launches, 0, 0, 0),), bytes=moved,  # type: ignore[arg-type]
-        flops=monomials.scale(flops, launches), dims=shape, pad=pad, causal=causal,  # type: ignore[arg-type]
-    )  # fmt: skip
+        kind=key.kind,
+        phase=key.phase,
+        stack=key.stack,
+        bits=key.bits,
+        launches=((launches, 0, 0, 0),),
+        bytes=moved,
+        flops=monomials.scale(key.flops, launches),
+        dims=None if key.dims is None else ((key.dims[0],), (key.dims[1],), (key.dims[2],), (key.dims[3],)),
+        pad=key.pad,
+        causal=key.causal,
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- memory
@@ -82,9 +109,7 @@ class Timeline:
         return np.cumsum(steps, axis=0)[: self.count + 1]
 
     def _middle(self, stack: int, category: str) -> Array:
-        return self._curve(
-            lambda a, k: a.block == (stack, 1) and (k == "gradients") == (category == "gradients")
-        )
+        return self._curve(lambda a, k: a.block == (stack, 1) and (k == "gradients") == (category == "gradients"))
 
     def poly(self, row: Array) -> Poly:
         """A row of coefficients as a polynomial."""
@@ -185,9 +210,11 @@ def _states(recording: Recording, stack: int, n: int) -> tuple[int, ...]:
 def _span(recording: Recording, stack: int) -> tuple[int, int, int, int]:
     """Operations seen when the middle block's forward began and ended, and its backward began and ended."""
     return (
-        recording.entered[stack, 1], recording.entered[stack, 2],
-        recording.backed.get((stack, 1), NEVER), recording.backed.get((stack, 0), NEVER),
-    )  # fmt: skip
+        recording.entered[stack, 1],
+        recording.entered[stack, 2],
+        recording.backed.get((stack, 1), NEVER),
+        recording.backed.get((stack, 0), NEVER),
+    )
 
 
 def _label(recording: Recording, n: int) -> str:

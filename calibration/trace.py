@@ -23,7 +23,7 @@ from calibration.inputs import make_inputs
 from calibration.lengths import attention_heads, fixed_seq, max_positions
 from calibration.lengthwise import join_lengths
 from calibration.models import warnings_for
-from calibration.monomials import Point, pick_primes
+from calibration.monomials import Point, pick_primes, value
 from calibration.recorder import Recorder, Recording, merge_in_place_sums
 from calibration.timeline import Timeline, block_saved, collect_ops, memory_points
 from profiles.errors import InvalidInputError
@@ -33,6 +33,8 @@ TRACED_DEPTH = 3
 MAX_REASON = 200
 Array = NDArray[np.float64]
 _ATTENTION = ("eager", "sdpa")
+_COMMON_SIZES = (8.0, 512.0, 512.0)
+_LENGTH_TOLERANCE = 0.01
 _LAYER_DROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
@@ -41,9 +43,12 @@ class UntraceableError(InvalidInputError):
 
 
 def trace(
-    preset: Preset, *, numerics: tuple[Numerics, ...] = get_args(Numerics),
-    attentions: tuple[str, ...] = _ATTENTION, checkpointing: tuple[bool, ...] = (False, True),
-) -> Workload:  # fmt: skip
+    preset: Preset,
+    *,
+    numerics: tuple[Numerics, ...] = get_args(Numerics),
+    attentions: tuple[str, ...] = _ATTENTION,
+    checkpointing: tuple[bool, ...] = (False, True),
+) -> Workload:
     """The workload of a model: per variant its operations and memory as polynomials in micro-batch and lengths.
 
     Three blocks a stack are traced, the middle one stands for all the others. A stack whose blocks differ is traced at
@@ -62,14 +67,18 @@ def trace(
         variants, unavailable = [], {"fp32": f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_REASON]}"}
     if not variants:
         reason = next(iter(unavailable.values()), "no variant traced")
-        raise UntraceableError(f"model {preset.name}", [f"{preset.config.get('model_type')} cannot be traced: {reason}"])
+        raise UntraceableError(
+            f"model {preset.name}", [f"{preset.config.get('model_type')} cannot be traced: {reason}"]
+        )
     return _workload(preset, config, stacks, variants, unavailable)
 
 
 def _trace_variants(
-    traced: Preset, preset: Preset, stacks: tuple[Stack, ...],
+    traced: Preset,
+    preset: Preset,
+    stacks: tuple[Stack, ...],
     choices: tuple[tuple[str, ...], tuple[bool, ...], tuple[Numerics, ...]],
-) -> tuple[list[Variant], dict[str, str]]:  # fmt: skip
+) -> tuple[list[Variant], dict[str, str]]:
     grid, points = _grid(preset, build_config(traced)), _needed_points(traced, preset, stacks)
     variants: list[Variant] = []
     failed: dict[tuple[str, bool, str], str] = {}
@@ -98,9 +107,14 @@ def _unavailable(
 
 
 def trace_variant(
-    traced: Preset, grid: Array, points: tuple[Point, ...], stacks: tuple[Stack, ...], numerics: Numerics,
-    attention: str, checkpointed: bool,
-) -> Variant:  # fmt: skip
+    traced: Preset,
+    grid: Array,
+    points: tuple[Point, ...],
+    stacks: tuple[Stack, ...],
+    numerics: Numerics,
+    attention: str,
+    checkpointed: bool,
+) -> Variant:
     """One variant, from micro-batches of ``traced`` (the shallow model) at ``points``.
 
     One trace is enough where the program does not depend on the length. Where it loops over positions (a recurrence
@@ -111,21 +125,39 @@ def trace_variant(
         recording = _record(traced, stacks, numerics, attention, checkpointed, point)
         timeline = Timeline(recording, merge_in_place_sums(recording.allocations), stacks)
         return Variant(
-            numerics=numerics, attention=attention, checkpointed=checkpointed,  # type: ignore[arg-type]
-            ops=collect_ops(recording.ops, stacks), memory=memory_points(timeline, grid),
+            numerics=numerics,
+            attention="sdpa" if attention == "sdpa" else "eager",
+            checkpointed=checkpointed,
+            ops=collect_ops(recording.ops, stacks),
+            memory=memory_points(timeline, grid),
             block_saved=block_saved(timeline),
-        )  # fmt: skip
+        )
 
     return at(points[0]) if len(points) == 1 else join_lengths([(point.seq, at(point)) for point in points])
 
 
 def _needed_points(traced: Preset, preset: Preset, stacks: tuple[Stack, ...]) -> tuple[Point, ...]:
-    """One point where the program is the same at every length, else three."""
+    """One point where the program is the same at every length, else three.
+
+    Raises:
+        ValueError: the same program, but sizes that are no multiples of the length: chunks, a prompt put before it.
+    """
     points = choose_points(preset, build_config(traced))
     if len(points) == 1:
         return points
-    seen = {_record(traced, stacks, "fp32", "eager", False, point).count for point in (points[0], points[-1])}
-    return points if len(seen) > 1 else points[-1:]
+    seen = [_record(traced, stacks, "fp32", "eager", False, point) for point in (points[0], points[-1])]
+    if seen[0].count != seen[1].count:
+        return points
+    work = [np.array(_work(recording)) for recording in seen]
+    if np.any(np.abs(work[0] - work[1]) > _LENGTH_TOLERANCE * work[1]):
+        raise ValueError("its work does not grow with the length itself, but in chunks or with something added to it")
+    return points[-1:]
+
+
+def _work(recording: Recording) -> tuple[float, float]:
+    """FLOPs and bytes of everything, at sizes that are common in practice."""
+    flops = sum(value(op.flops, *_COMMON_SIZES) for op in recording.ops)
+    return flops, sum(value(op.bytes, *_COMMON_SIZES) for op in recording.ops)
 
 
 def _record(
@@ -166,7 +198,7 @@ def _require_blocks(recording: Recording, stacks: tuple[Stack, ...]) -> None:
             raise ValueError(f"the blocks of {stack.name} are not called as modules, so depth cannot be told")
 
 
-def _require_all_parts(model: Any) -> None:  # noqa: ANN401
+def _require_all_parts(model: Any) -> None:
     """Nothing, if every stack of blocks takes part, and more than half of all parameters.
 
     Raises:
@@ -174,13 +206,13 @@ def _require_all_parts(model: Any) -> None:  # noqa: ANN401
     """
     import torch
 
-    def idle(module: Any) -> list[int]:  # noqa: ANN401
+    def idle(module: Any) -> list[int]:
         return [p.numel() for p in module.parameters() if p.requires_grad and p.grad is None]
 
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and (sizes := idle(module)):
-            if len(sizes) == len(list(module.parameters())):
-                raise ValueError(f"{name} takes no part in a step on these inputs alone")
+        unused = idle(module) if isinstance(module, torch.nn.ModuleList) else []
+        if unused and len(unused) == len(list(module.parameters())):
+            raise ValueError(f"{name} takes no part in a step on these inputs alone")
     if sum(idle(model)) > 0.5 * sum(p.numel() for p in model.parameters()):
         raise ValueError("less than half of its parameters take part in a step on these inputs alone")
 
@@ -203,7 +235,7 @@ class _NoSuchExpertsError(Exception):
     """The class has experts, but only one way to run them."""
 
 
-def _from_config(kind: Any, config: Any, **choices: Any) -> Any:  # noqa: ANN401
+def _from_config(kind: Any, config: Any, **choices: Any) -> Any:
     try:
         return kind.from_config(config, **choices)
     except ValueError as error:
@@ -212,7 +244,7 @@ def _from_config(kind: Any, config: Any, **choices: Any) -> Any:  # noqa: ANN401
         raise
 
 
-def _steady_config(preset: Preset) -> Any:  # noqa: ANN401
+def _steady_config(preset: Preset) -> Any:
     """The config with no layer dropped at random."""
     config = build_config(preset)
     for part in parts(config):
@@ -222,7 +254,7 @@ def _steady_config(preset: Preset) -> Any:  # noqa: ANN401
     return config
 
 
-def choose_points(preset: Preset, config: Any) -> tuple[Point, ...]:  # noqa: ANN401
+def choose_points(preset: Preset, config: Any) -> tuple[Point, ...]:
     """Primes for micro-batch and lengths that no size of the model contains: three lengths, or one if it is fixed.
 
     The last point is the one to trace at; the shorter ones tell whether the program depends on the length.
@@ -254,17 +286,17 @@ def _floating(value: object) -> bool:
     return bool(getattr(value, "is_floating_point", lambda: False)())
 
 
-def _experts(config: Any) -> bool:  # noqa: ANN401
+def _experts(config: Any) -> bool:
     text = config.get_text_config()
     return any(getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
 
 
-def _vocab(config: Any) -> int | None:  # noqa: ANN401
+def _vocab(config: Any) -> int | None:
     return getattr(config.get_text_config(), "vocab_size", None)
 
 
 @contextlib.contextmanager
-def _fake(model: Any) -> Iterator[Any]:  # noqa: ANN401
+def _fake(model: Any) -> Iterator[Any]:
     """The meta model with its parameters and buffers replaced by fake CPU tensors, ties kept, inside fake mode."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -272,7 +304,7 @@ def _fake(model: Any) -> Iterator[Any]:  # noqa: ANN401
     with FakeTensorMode(allow_non_fake_inputs=True):
         made: dict[int, Any] = {}
 
-        def fake(tensor: Any) -> Any:  # noqa: ANN401
+        def fake(tensor: Any) -> Any:
             if id(tensor) not in made:
                 empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
                 made[id(tensor)] = (
@@ -292,12 +324,12 @@ def _fake(model: Any) -> Iterator[Any]:  # noqa: ANN401
         yield model
 
 
-def _block_lists(model: Any, stacks: tuple[Stack, ...]) -> list[Any]:  # noqa: ANN401
+def _block_lists(model: Any, stacks: tuple[Stack, ...]) -> list[Any]:
     """The module lists of the stacks, in the order of ``stacks``."""
     return [model.get_submodule(stack.name) for stack in stacks]
 
 
-def _hook(model: Any, recorder: Recorder, lists: list[Any]) -> None:  # noqa: ANN401
+def _hook(model: Any, recorder: Recorder, lists: list[Any]) -> None:
     """Tell the recorder which block runs, forward and backward, and when a gradient is complete."""
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -308,8 +340,8 @@ def _hook(model: Any, recorder: Recorder, lists: list[Any]) -> None:  # noqa: AN
             block.register_forward_hook(_leave(recorder, (stack, index)))
 
 
-def _enter(recorder: Recorder, block: tuple[int, int]) -> Any:  # noqa: ANN401
-    def hook(_module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+def _enter(recorder: Recorder, block: tuple[int, int]) -> Any:
+    def hook(_module: Any, args: Any, kwargs: Any) -> None:
         if recorder.phase != "forward":
             return
         recorder.block = block
@@ -321,19 +353,19 @@ def _enter(recorder: Recorder, block: tuple[int, int]) -> Any:  # noqa: ANN401
     return hook
 
 
-def _outside(recorder: Recorder) -> Any:  # noqa: ANN401
-    def hook(_grad: Any) -> None:  # noqa: ANN401
+def _outside(recorder: Recorder) -> Any:
+    def hook(_grad: Any) -> None:
         recorder.block = None
 
     return hook
 
 
-def _leave(recorder: Recorder, block: tuple[int, int]) -> Any:  # noqa: ANN401
-    def backward_begins(_grad: Any) -> None:  # noqa: ANN401
+def _leave(recorder: Recorder, block: tuple[int, int]) -> Any:
+    def backward_begins(_grad: Any) -> None:
         recorder.block = block
         recorder.recording.backed.setdefault(block, recorder.recording.count)
 
-    def hook(_module: Any, _args: Any, out: Any) -> None:  # noqa: ANN401
+    def hook(_module: Any, _args: Any, out: Any) -> None:
         if recorder.phase != "forward":
             return
         recorder.block = None
@@ -344,7 +376,7 @@ def _leave(recorder: Recorder, block: tuple[int, int]) -> Any:  # noqa: ANN401
     return hook
 
 
-def _checkpoint(model: Any, recorder: Recorder, view: Any) -> None:  # noqa: ANN401
+def _checkpoint(model: Any, recorder: Recorder, view: Any) -> None:
     """Full checkpointing; what a block recomputes in the backward pass is recorded as recomputed."""
 
     class Recompute(contextlib.AbstractContextManager[None]):
@@ -366,7 +398,7 @@ def _checkpoint(model: Any, recorder: Recorder, view: Any) -> None:  # noqa: ANN
     )
 
 
-def _grid(preset: Preset, config: Any) -> Array:  # noqa: ANN401
+def _grid(preset: Preset, config: Any) -> Array:
     """Sizes at which memory moments compete: micro-batches 1 to 1024, lengths 128 to 32k or the model's own."""
     batches = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0)
     if fixed_seq(config) is not None:
@@ -378,7 +410,11 @@ def _grid(preset: Preset, config: Any) -> Array:  # noqa: ANN401
 
 
 def _workload(
-    preset: Preset, config: Any, stacks: tuple[Stack, ...], variants: list[Variant], unavailable: dict[str, str]  # noqa: ANN401
+    preset: Preset,
+    config: Any,
+    stacks: tuple[Stack, ...],
+    variants: list[Variant],
+    unavailable: dict[str, str],
 ) -> Workload:
     import torch
     import transformers
@@ -387,19 +423,33 @@ def _workload(
     count = counts.count(model, config)
     fixed = fixed_seq(config)
     return Workload(
-        name=preset.name, task=preset.task, model_type=preset.config["model_type"], config=preset.config,
-        config_hash=config_hash(preset), params=count.params, active_params=count.active_params,
-        embedding_params=count.embedding_params, parameter_tensors=count.parameter_tensors,
-        largest_parameter=count.largest_parameter, buffer_bytes=count.buffer_bytes,
-        layers=sum(s.depth for s in stacks) or _layers(config), heads=attention_heads(config),
-        seq=fixed or preset.seq, decoder_seq=preset.decoder_seq, fixed_seq=fixed is not None,
-        max_seq=max_positions(config), stacks=stacks, variants=tuple(variants), unavailable=unavailable,
-        warnings=tuple(warnings_for(preset)), transformers_version=transformers.__version__,
+        name=preset.name,
+        task=preset.task,
+        model_type=preset.config["model_type"],
+        config=preset.config,
+        config_hash=config_hash(preset),
+        params=count.params,
+        active_params=count.active_params,
+        embedding_params=count.embedding_params,
+        parameter_tensors=count.parameter_tensors,
+        largest_parameter=count.largest_parameter,
+        buffer_bytes=count.buffer_bytes,
+        layers=sum(s.depth for s in stacks) or _layers(config),
+        heads=attention_heads(config),
+        seq=fixed or preset.seq,
+        decoder_seq=preset.decoder_seq,
+        fixed_seq=fixed is not None,
+        max_seq=max_positions(config),
+        stacks=stacks,
+        variants=tuple(variants),
+        unavailable=unavailable,
+        warnings=tuple(warnings_for(preset)),
+        transformers_version=transformers.__version__,
         torch_version=torch.__version__.split("+")[0],
-    )  # fmt: skip
+    )
 
 
-def _layers(config: Any) -> int:  # noqa: ANN401
+def _layers(config: Any) -> int:
     text = config.get_text_config()
     depths = getattr(config, "depths", None)
     return int(sum(depths)) if depths else int(getattr(text, "num_hidden_layers", 0) or 0)

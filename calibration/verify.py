@@ -26,7 +26,10 @@ VERIFY_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """One recipe, what was predicted before it ran, and what was measured. ``error`` is (predicted − measured) / measured."""
+    """One recipe, what was predicted before it ran, and what was measured.
+
+    ``error`` is (predicted − measured) / measured; ``drawn`` says that it was drawn at random.
+    """
 
     recipe: Recipe
     predicted: Prediction
@@ -96,9 +99,7 @@ def _local() -> Measurer:
 def _run(case: Case, recipe: Recipe, drawn: bool, device: str, measurer: Measurer, journal: Journal) -> Verified:
     """Always a fresh run: verification never trusts an old record."""
     predicted = predict(case, recipe)
-    trial = make_trial(
-        case.workload, recipe, case.profile, device, VERIFY_FACTOR * MEASURE_S[device], predicted.step_s
-    )
+    trial = make_trial(case.workload, recipe, case.profile, device, VERIFY_FACTOR * MEASURE_S[device], predicted.step_s)
     measured = measure_trial(trial, measurer, journal)
     error = None if not measured.step_s else (predicted.step_s - measured.step_s) / measured.step_s
     return Verified(recipe=recipe, predicted=predicted, measured=measured, error=error, drawn=drawn)

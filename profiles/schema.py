@@ -18,8 +18,22 @@ Numerics = Literal["fp32", "amp", "pure"]
 Phase = Literal["forward", "backward", "recompute"]
 Status = Literal["ok", "oom", "timeout", "crash", "refused", "invalid"]
 OpKind = Literal[
-    "matmul", "bmm", "conv", "attention", "elementwise", "cast", "strided", "concat", "softmax", "norm", "reduce",
-    "embedding", "dropout", "fill", "other", "view",
+    "matmul",
+    "bmm",
+    "conv",
+    "attention",
+    "elementwise",
+    "cast",
+    "strided",
+    "concat",
+    "softmax",
+    "norm",
+    "reduce",
+    "embedding",
+    "dropout",
+    "fill",
+    "other",
+    "view",
 ]
 
 Term = tuple[float, int, int, int]
@@ -157,11 +171,12 @@ class Op:
     """Operations of one kind in one place, as polynomials in micro-batch, sequence and decoder sequence.
 
     ``stack`` is the index of the repeated block it lives in, −1 outside. ``launches`` counts kernels of one block
-    (or of the outside part, where it may be negative: the first or last block does less) in one micro-batch. ``bytes`` are read plus written by all of them. Only products,
-    convolutions and attention keep ``dims``: (batch, m, n, k) for products (m rows of output, n columns),
-    (batch × heads, query length, key length, head size) for attention; and then ``flops`` is of all ``launches``.
-    ``bits`` is the width of the operands. ``pad``: what the leading dimensions of the operands are a multiple of
-    (``aligned`` to 16 bytes, ``even`` number of elements, or ``odd``).
+    (or of the outside part, where it may be negative: the first or last block does less) in one micro-batch.
+    ``bytes`` are read plus written by all of them. Only products, convolutions and attention keep ``dims``: (batch,
+    m, n, k) for products (m rows of output, n columns), (batch × heads, query length, key length, head size) for
+    attention; and then ``flops`` is of all ``launches``. ``bits`` is the width of the operands. ``pad``: what the
+    leading dimensions of the operands are a multiple of (``aligned`` to 16 bytes, ``even`` number of elements, or
+    ``odd``).
     """
 
     __pydantic_config__: ClassVar[Any] = _STRICT
@@ -317,8 +332,9 @@ class Measurement:
 
     ``step_s`` is the median over ``samples_s``, each the synchronised seconds per optimizer step of one timed window
     of ``steps_per_sample`` whole steps at ``measured_grad_accum``. Where those differ from the recipe's, ``step_s``
-    follows from two smaller accumulations and ``note`` says so. ``session`` names one uptime of one host. ``peak_bytes`` is torch's peak allocated,
-    ``peak_reserved_bytes`` what the allocator held, ``peak_device_bytes`` what the driver saw (CPU: resident set).
+    follows from two smaller accumulations and ``note`` says so. ``session`` names one uptime of one host.
+    ``peak_bytes`` is torch's peak allocated, ``peak_reserved_bytes`` what the allocator held, ``peak_device_bytes``
+    what the driver saw (CPU: resident set).
     """
 
     __pydantic_config__: ClassVar[Any] = _STRICT
@@ -386,7 +402,8 @@ class Fit:
 
     ``covariance`` is of the log factors, rows in the order of ``corrections``. ``noise_sd_log`` is what is left.
     ``interval_scale`` stretches normalised errors so that nominal 90 % covers 90 % (conformal).
-    ``host_sessions``: log factor on host time of each session relative to the newest, which the corrections are of. ``calibrated``: per knob, the values or the [low, high] range that measurements covered.
+    ``host_sessions``: log factor on host time of each session relative to the newest, which the corrections are of.
+    ``calibrated``: per knob, the values or the [low, high] range that measurements covered.
     """
 
     __pydantic_config__: ClassVar[Any] = _STRICT

@@ -66,9 +66,12 @@ class Choice:
     def of(cls, recipe: Recipe) -> Choice:
         """A recipe's choice."""
         return cls(
-            precision=recipe.precision, attention=recipe.attention, compile=recipe.compile,
-            checkpointing=recipe.checkpointing, optimizer=recipe.optimizer,
-        )  # fmt: skip
+            precision=recipe.precision,
+            attention=recipe.attention,
+            compile=recipe.compile,
+            checkpointing=recipe.checkpointing,
+            optimizer=recipe.optimizer,
+        )
 
 
 def variant_for(workload: Workload, choice: Choice) -> Variant:
@@ -161,7 +164,7 @@ class _Clock:
             self._put("floor", seconds)
 
     def _kernel_s(self) -> float:
-        """Seconds that any kernel takes beyond its bytes and FLOPs: start, and the ramp up and down of its last wave."""
+        """Seconds that any kernel takes beyond its bytes and FLOPs: start, and ramping up and down."""
         return self.rate("kernel_floor_s") + self.rate("kernel_ramp_s")
 
     def _matmul(self, op: Op, blocks: float) -> None:
@@ -197,7 +200,10 @@ class _Clock:
         wide = "16" if op.bits == 16 else "32"
         if op.kind == "attention":
             phase = "backward" if op.phase == "backward" else "forward"
-            self._put(f"attention.{wide}.{phase}", flops * self._executed(op, wide, phase) / self._attention_rate(op, wide, phase))
+            self._put(
+                f"attention.{wide}.{phase}",
+                flops * self._executed(op, wide, phase) / self._attention_rate(op, wide, phase),
+            )
             return
         self._put(f"conv.{wide}", flops / self.rate(f"conv_{wide}_flops_per_s"))
 

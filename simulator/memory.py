@@ -20,8 +20,18 @@ from simulator.techniques.checkpointing import checkpointed_blocks
 from simulator.techniques.precision import PRECISIONS
 
 FloatArray = NDArray[np.float64]
-PARTS = ("weights", "optimizer_state", "gradients", "activations", "logits_and_loss", "temporary", "buckets",
-         "workspace", "allocator_slack", "framework")  # fmt: skip
+PARTS = (
+    "weights",
+    "optimizer_state",
+    "gradients",
+    "activations",
+    "logits_and_loss",
+    "temporary",
+    "buckets",
+    "workspace",
+    "allocator_slack",
+    "framework",
+)
 TRACED_BLOCKS = 3
 COMPILED_LOGITS = 0.5
 """Share of the logits' buffers that stays when compiled: the fp32 copy is fused away (6 of 12 bytes a logit)."""
@@ -51,9 +61,14 @@ class Memory:
 
 
 def memory(
-    workload: Workload, choice: Choice, sizes: FloatArray, accumulates: NDArray[np.bool_], fit: Fit,
-    limit_bytes: float, ranks: int = 1,
-) -> Memory:  # fmt: skip
+    workload: Workload,
+    choice: Choice,
+    sizes: FloatArray,
+    accumulates: NDArray[np.bool_],
+    fit: Fit,
+    limit_bytes: float,
+    ranks: int = 1,
+) -> Memory:
     """Peak memory at rows (micro-batch, seq, decoder seq) of ``sizes``; ``accumulates`` where grad_accum > 1.
 
     ``limit_bytes`` is the device's memory: slack never makes the total exceed it, only need does.
@@ -84,14 +99,22 @@ def _totals(parts: FloatArray, fit: Fit, limit_bytes: float) -> Memory:
     room = np.maximum(limit_bytes, needed)
     device = np.minimum(peak * fit.reserved_factor + overhead, room)
     with_slack = device + UPPER_Z * np.hypot(sd, device * fit.reserved_sd_log)
-    high = np.where(needed_high <= limit_bytes, np.minimum(np.maximum(with_slack, needed_high), limit_bytes),
-                    np.maximum(with_slack, needed_high))  # fmt: skip
+    high = np.where(
+        needed_high <= limit_bytes,
+        np.minimum(np.maximum(with_slack, needed_high), limit_bytes),
+        np.maximum(with_slack, needed_high),
+    )
     parts[:, 8] = device - overhead - peak
     parts[:, 9] = overhead
     return Memory(
-        parts=parts, peak_bytes=peak, peak_reserved_bytes=device - overhead, peak_device_bytes=device,
-        peak_bytes_high=high, needed_bytes=needed, sd_bytes=sd,
-    )  # fmt: skip
+        parts=parts,
+        peak_bytes=peak,
+        peak_reserved_bytes=device - overhead,
+        peak_device_bytes=device,
+        peak_bytes_high=high,
+        needed_bytes=needed,
+        sd_bytes=sd,
+    )
 
 
 def _moments(
@@ -105,17 +128,31 @@ def _moments(
         plain = variant_of(workload, variant.numerics, variant.attention, False)
         mixed += [plain] if plain else []
     return [
-        _moment(workload, choice, one, point, mixed[1 - i] if partly and len(mixed) == 2 else None, sizes,
-                accumulates, gradient_bytes)
+        _moment(
+            workload,
+            choice,
+            one,
+            point,
+            mixed[1 - i] if partly and len(mixed) == 2 else None,
+            sizes,
+            accumulates,
+            gradient_bytes,
+        )
         for i, one in enumerate(mixed)
         for point in one.memory
-    ]  # fmt: skip
+    ]
 
 
 def _moment(
-    workload: Workload, choice: Choice, variant: Variant, point: MemoryPoint, other: Variant | None,
-    sizes: FloatArray, accumulates: NDArray[np.bool_], gradient_bytes: float,
-) -> FloatArray:  # fmt: skip
+    workload: Workload,
+    choice: Choice,
+    variant: Variant,
+    point: MemoryPoint,
+    other: Variant | None,
+    sizes: FloatArray,
+    accumulates: NDArray[np.bool_],
+    gradient_bytes: float,
+) -> FloatArray:
     columns = np.zeros((len(sizes), 4))
     columns[:, 1] = evaluate(point.activations, sizes)
     columns[:, 2] = evaluate(point.logits, sizes)

@@ -40,7 +40,7 @@ class Cost:
     co2e_kg: float | None
 
 
-def total_steps(run: Run, global_batch: Number, positions: float) -> Number | None:
+def total_steps(run: Run, global_batch: Number, positions: Number | float) -> Number | None:
     """Whole optimizer steps of the run, or ``None`` if the run has no length.
 
     ``global_batch`` is samples per step over all ranks, ``positions`` the tokens of one sample. The last step is a

@@ -38,18 +38,19 @@ def outlook(case: Case, choice: Choice, sizes: FloatArray, grad_accum: FloatArra
     seconds = component_seconds(case.workload, case.profile.rates, choice, sizes, case.ranks)
     fit = case.profile.fit
     return Outlook(
-        seconds=seconds, grad_accum=grad_accum,
+        seconds=seconds,
+        grad_accum=grad_accum,
         times=step_times(seconds, grad_accum, log_factors(fit)),
         memory=memory(case.workload, choice, sizes, grad_accum > 1, fit, memory_limit_bytes(case), case.ranks),
-    )  # fmt: skip
+    )
 
 
 def sizes_of(case: Case, recipe: Recipe, micro_batch: NDArray[np.int64]) -> FloatArray:
     """Rows (micro-batch, seq, decoder seq); a fixed-length model is traced per sample, so its lengths are 1."""
     seq, decoder_seq = (1, 1) if case.workload.fixed_seq else (case.seq(recipe), case.decoder_seq(recipe))
-    return np.column_stack([micro_batch, np.full(len(micro_batch), seq), np.full(len(micro_batch), decoder_seq)]).astype(
-        float
-    )
+    return np.column_stack(
+        [micro_batch, np.full(len(micro_batch), seq), np.full(len(micro_batch), decoder_seq)]
+    ).astype(float)
 
 
 def model_flops_per_sample(case: Case, recipe: Recipe) -> float:
@@ -87,19 +88,35 @@ def prediction(case: Case, recipe: Recipe) -> Prediction:
     limit = memory_limit_bytes(case)
     device = float(peaks.peak_device_bytes[0])
     return Prediction(
-        recipe=recipe, step_s=step_s, step_s_low=step_s / spread, step_s_high=step_s * spread,
-        micro_s=float(view.times.micro_s[0]), optimizer_s=float(view.times.optimizer_s[0]),
-        sync_s=float(view.times.sync_s[0]), tokens_per_s=batch * case.positions(recipe) / step_s, global_batch=batch,
-        steps=cost.steps if cost else None, days=cost.days if cost else None,
-        days_low=cost.days / spread if cost else None, days_high=cost.days * spread if cost else None,
-        usd=cost.usd if cost else None, kwh=cost.kwh if cost else None, mfu=_mfu(case, recipe, batch, step_s),
-        peak_bytes=round(peaks.peak_bytes[0]), peak_reserved_bytes=round(peaks.peak_reserved_bytes[0]),
-        peak_device_bytes=round(device), peak_bytes_high=round(peaks.peak_bytes_high[0]), memory_limit_bytes=limit,
+        recipe=recipe,
+        step_s=step_s,
+        step_s_low=step_s / spread,
+        step_s_high=step_s * spread,
+        micro_s=float(view.times.micro_s[0]),
+        optimizer_s=float(view.times.optimizer_s[0]),
+        sync_s=float(view.times.sync_s[0]),
+        tokens_per_s=batch * case.positions(recipe) / step_s,
+        global_batch=batch,
+        steps=cost.steps if cost else None,
+        days=cost.days if cost else None,
+        days_low=cost.days / spread if cost else None,
+        days_high=cost.days * spread if cost else None,
+        usd=cost.usd if cost else None,
+        kwh=cost.kwh if cost else None,
+        mfu=_mfu(case, recipe, batch, step_s),
+        peak_bytes=round(peaks.peak_bytes[0]),
+        peak_reserved_bytes=round(peaks.peak_reserved_bytes[0]),
+        peak_device_bytes=round(device),
+        peak_bytes_high=round(peaks.peak_bytes_high[0]),
+        memory_limit_bytes=limit,
         fit_probability=_normal_cdf((limit - float(peaks.needed_bytes[0])) / max(float(peaks.sd_bytes[0]), 1.0)),
-        fits=bool(peaks.peak_bytes_high[0] <= limit), provenance=provenance(case),
-        time_breakdown_s=_time_breakdown(case.profile.fit, view), memory_breakdown_bytes=_memory_breakdown(peaks),
-        measured_step_s=_measured_step_s(case, recipe), warnings=tuple(warnings),
-    )  # fmt: skip
+        fits=bool(peaks.peak_bytes_high[0] <= limit),
+        provenance=provenance(case),
+        time_breakdown_s=_time_breakdown(case.profile.fit, view),
+        memory_breakdown_bytes=_memory_breakdown(peaks),
+        measured_step_s=_measured_step_s(case, recipe),
+        warnings=tuple(warnings),
+    )
 
 
 def memory_limit_bytes(case: Case) -> int:
@@ -168,9 +185,16 @@ def same_recipe(case: Case, record: Measurement, recipe: Recipe) -> bool:
 
 def _filled(case: Case, recipe: Recipe) -> tuple[object, ...]:
     return (
-        recipe.micro_batch, recipe.grad_accum, case.seq(recipe), case.decoder_seq(recipe), recipe.precision,
-        recipe.attention, recipe.compile, recipe.checkpointing, recipe.optimizer,
-    )  # fmt: skip
+        recipe.micro_batch,
+        recipe.grad_accum,
+        case.seq(recipe),
+        case.decoder_seq(recipe),
+        recipe.precision,
+        recipe.attention,
+        recipe.compile,
+        recipe.checkpointing,
+        recipe.optimizer,
+    )
 
 
 def _time_breakdown(fit: Fit, view: Outlook) -> dict[str, float]:

@@ -57,9 +57,7 @@ def score(case: Case, space: Space) -> Scores:
         )
         step[block], high[block] = view.times.step_s, view.memory.peak_bytes_high
     batch = space.micro_batch * space.grad_accum * case.ranks
-    return Scores(
-        step_s=step, sample_s=step / batch, peak_bytes_high=high, fits=high <= memory_limit_bytes(case)
-    )  # fmt: skip
+    return Scores(step_s=step, sample_s=step / batch, peak_bytes_high=high, fits=high <= memory_limit_bytes(case))
 
 
 def plan(case: Case, top: int = 10) -> Plan:
@@ -82,13 +80,20 @@ def plan(case: Case, top: int = 10) -> Plan:
     order = _verified_first(case, space, order, ties)
     chosen = tuple(prediction(case, space.recipe(int(i))) for i in order[: max(top, 1)])
     return Plan(
-        recipes=chosen[:top], best=chosen[0], median=prediction(case, space.recipe(int(order[len(order) // 2]))),
-        worst=prediction(case, space.recipe(int(order[-1]))), naive=_naive(case, space, scores),
-        space_size=len(space), feasible=len(feasible), oom=int(np.sum(~scores.fits)),
-        over_budget=int(np.sum(scores.fits & ~within)), refused=dict(space.refused),
-        infeasible={"memory": int(np.sum(~scores.fits)), **exceeded}, ties=ties,
+        recipes=chosen[:top],
+        best=chosen[0],
+        median=prediction(case, space.recipe(int(order[len(order) // 2]))),
+        worst=prediction(case, space.recipe(int(order[-1]))),
+        naive=_naive(case, space, scores),
+        space_size=len(space),
+        feasible=len(feasible),
+        oom=int(np.sum(~scores.fits)),
+        over_budget=int(np.sum(scores.fits & ~within)),
+        refused=dict(space.refused),
+        infeasible={"memory": int(np.sum(~scores.fits)), **exceeded},
+        ties=ties,
         reasons=_reasons(case, chosen, space, scores),
-    )  # fmt: skip
+    )
 
 
 def _within_budget(case: Case, space: Space, scores: Scores) -> tuple[NDArray[np.bool_], dict[str, int]]:
@@ -112,8 +117,8 @@ def _totals(case: Case, space: Space, scores: Scores) -> dict[str, tuple[float, 
     run = case.run
     if run.max_days is None and run.max_usd is None and run.max_kwh is None:
         return {}
-    batch = (space.micro_batch * space.grad_accum * case.ranks).astype(float)
-    positions = np.array([case.positions(r) for r in space.combinations], dtype=float)[space.combination]
+    batch: FloatArray = (space.micro_batch * space.grad_accum * case.ranks).astype(np.float64)
+    positions: FloatArray = np.array([case.positions(r) for r in space.combinations], dtype=float)[space.combination]
     steps = money.total_steps(run, batch, positions)
     problems = [] if steps is not None else ["a limit needs the run's length; give --tokens, --samples or --steps"]
     if run.max_usd is not None and (case.price is None or case.price.rent_usd_per_gpu_h is None):
@@ -147,7 +152,7 @@ def _infeasible(case: Case, space: Space, scores: Scores, exceeded: dict[str, in
     best = prediction(case, space.recipe(int(fitting[np.argmin(scores.sample_s[fitting])])))
     usd = "" if best.usd is None else f", ${best.usd:,.0f}"
     lines.append(
-        f"Cheapest way out: the fastest recipe that fits, {format_recipe(best.recipe)}, takes {best.days:.1f} days{usd}."
+        f"Cheapest way out: the fastest that fits, {format_recipe(best.recipe)}, takes {best.days:.1f} days{usd}."
     )
     return InfeasibleError("\n".join(lines))
 

@@ -54,16 +54,24 @@ def _matrix_specs() -> list[RateSpec]:
     efficiency = {"bf16": 0.72, "fp16": 0.72, "tf32": 0.72, "fp32": 0.80}
     specs = [
         RateSpec(
-            name=f"matmul_{p}_flops_per_s", of=_peak(f"{p}_flops_per_s", e), sd_log=MATRIX_SD_LOG,
+            name=f"matmul_{p}_flops_per_s",
+            of=_peak(f"{p}_flops_per_s", e),
+            sd_log=MATRIX_SD_LOG,
             basis=f"{p} dense peak × {e}",
         )
         for p, e in efficiency.items()
-    ]  # fmt: skip
-    shapes = (("matmul_half_k", 100.0, 10.0), ("matmul_half_tiles", 30.0, 0.5))
-    shapes += (("matmul32_half_k", 50.0, 10.0), ("matmul32_half_tiles", 20.0, 0.5))
+    ]
+    shapes = [("matmul_half_k", 100.0, 10.0), ("matmul_half_tiles", 30.0, 0.5)]
+    shapes += [("matmul32_half_k", 50.0, 10.0), ("matmul32_half_tiles", 20.0, 0.5)]
     specs += [RateSpec(name=n, of=_constant(g, c), sd_log=0.5, basis="typical") for n, g, c in shapes]
-    factors = (("odd_factor_16", 4.0, 1.1), ("even_factor_16", 1.8, 1.05), ("odd_factor_32", 1.05, 1.1),
-               ("even_factor_32", 1.02, 1.05), ("odd_factor_tf32", 2.8, 1.1), ("even_factor_tf32", 2.0, 1.05))  # fmt: skip
+    factors = (
+        ("odd_factor_16", 4.0, 1.1),
+        ("even_factor_16", 1.8, 1.05),
+        ("odd_factor_32", 1.05, 1.1),
+        ("even_factor_32", 1.02, 1.05),
+        ("odd_factor_tf32", 2.8, 1.1),
+        ("even_factor_tf32", 2.0, 1.05),
+    )
     specs += [RateSpec(name=f"matmul_{n}", of=_constant(g, c), sd_log=0.3, basis="typical") for n, g, c in factors]
     specs += [
         RateSpec(name="conv_16_flops_per_s", of=_best_16(0.3), sd_log=0.35, basis="dense peak × 0.3"),
@@ -89,15 +97,28 @@ def _attention_specs() -> list[RateSpec]:
         RateSpec(
             name=f"attention_{bits}_{phase}_hd{size}_flops_per_s",
             of=_best_16(e * wider[size]) if bits == "16" else _peak("fp32_flops_per_s", e * wider[size]),
-            sd_log=0.3, basis=f"{'16-bit' if bits == '16' else 'fp32'} peak × {e * wider[size]:.2f}",
+            sd_log=0.3,
+            basis=f"{'16-bit' if bits == '16' else 'fp32'} peak × {e * wider[size]:.2f}",
         )
-        for (bits, phase), e in table.items() for size in HEAD_SIZES
-    ]  # fmt: skip
+        for (bits, phase), e in table.items()
+        for size in HEAD_SIZES
+    ]
 
 
 def _bandwidth_specs() -> list[RateSpec]:
-    table = {"elementwise": 0.82, "strided": 0.6, "concat": 0.6, "softmax": 0.65, "norm": 0.55, "reduce": 0.6,
-             "embedding": 0.3, "dropout": 0.7, "fill": 0.8, "optimizer_adamw_fused": 0.75, "clip": 0.7}  # fmt: skip
+    table = {
+        "elementwise": 0.82,
+        "strided": 0.6,
+        "concat": 0.6,
+        "softmax": 0.65,
+        "norm": 0.55,
+        "reduce": 0.6,
+        "embedding": 0.3,
+        "dropout": 0.7,
+        "fill": 0.8,
+        "optimizer_adamw_fused": 0.75,
+        "clip": 0.7,
+    }
     return [
         RateSpec(name=f"{n}_bytes_per_s", of=_bytes(e), sd_log=0.25, basis=f"memory bandwidth × {e}")
         for n, e in table.items()
@@ -106,12 +127,16 @@ def _bandwidth_specs() -> list[RateSpec]:
 
 def _overhead_specs() -> list[RateSpec]:
     table = (
-        ("kernel_floor_s", 1.6e-6, 1e-6, 0.35), ("kernel_ramp_s", 3.5e-6, 0.1e-6, 0.4),
+        ("kernel_floor_s", 1.6e-6, 1e-6, 0.35),
+        ("kernel_ramp_s", 3.5e-6, 0.1e-6, 0.4),
         ("dispatch_forward_s", 12e-6, 6e-6, 0.3),
-        ("dispatch_backward_s", 12e-6, 6e-6, 0.3), ("dispatch_recompute_s", 22e-6, 10e-6, 0.3),
-        ("dispatch_optimizer_s", 6e-6, 4e-6, 0.3), ("compile_bytes_factor", 0.75, 0.75, 0.15),
-        ("compile_floor_factor", 0.3, 0.3, 0.3), ("compile_host_factor", 0.15, 0.15, 0.5),
-    )  # fmt: skip
+        ("dispatch_backward_s", 12e-6, 6e-6, 0.3),
+        ("dispatch_recompute_s", 22e-6, 10e-6, 0.3),
+        ("dispatch_optimizer_s", 6e-6, 4e-6, 0.3),
+        ("compile_bytes_factor", 0.75, 0.75, 0.15),
+        ("compile_floor_factor", 0.3, 0.3, 0.3),
+        ("compile_host_factor", 0.15, 0.15, 0.5),
+    )
     return [RateSpec(name=n, of=_constant(g, c), sd_log=s, basis="typical of eager PyTorch") for n, g, c, s in table]
 
 
@@ -119,14 +144,22 @@ def _link_specs() -> list[RateSpec]:
     return [
         RateSpec(name="h2d_bytes_per_s", of=lambda gpu: gpu.host_bytes_per_s * 0.8, sd_log=0.25, basis="link × 0.8"),
         RateSpec(name="d2h_bytes_per_s", of=lambda gpu: gpu.host_bytes_per_s * 0.8, sd_log=0.25, basis="link × 0.8"),
-        RateSpec(name="all_reduce_bytes_per_s", of=lambda gpu: gpu.link_bytes_per_s * 0.7, sd_log=0.3,
-                 basis="link, one direction × 0.7"),  # fmt: skip
+        RateSpec(
+            name="all_reduce_bytes_per_s",
+            of=lambda gpu: gpu.link_bytes_per_s * 0.7,
+            sd_log=0.3,
+            basis="link, one direction × 0.7",
+        ),
     ]
 
 
 RATES: tuple[RateSpec, ...] = (
-    *_matrix_specs(), *_attention_specs(), *_bandwidth_specs(), *_overhead_specs(), *_link_specs(),
-)  # fmt: skip
+    *_matrix_specs(),
+    *_attention_specs(),
+    *_bandwidth_specs(),
+    *_overhead_specs(),
+    *_link_specs(),
+)
 
 
 def datasheet_rates(gpu: Gpu) -> dict[str, Rate]:
@@ -144,9 +177,12 @@ def datasheet_rates(gpu: Gpu) -> dict[str, Rate]:
 def datasheet_profile(machine: Machine) -> Profile:
     """What is assumed of a machine that nobody has measured."""
     return Profile(
-        machine=machine, provenance="datasheet", rates=datasheet_rates(machine.gpu), created_at=DATE,
+        machine=machine,
+        provenance="datasheet",
+        rates=datasheet_rates(machine.gpu),
+        created_at=DATE,
         note="no measurement of this machine; calibrate on it to narrow the intervals",
-    )  # fmt: skip
+    )
 
 
 def rate_value(rates: dict[str, Rate], name: str) -> float:

@@ -1,18 +1,19 @@
 """From component seconds to seconds per step, with the fit's corrections and an interval.
 
-    micro_s = smooth max of Σ GPU components and Σ host components      (the GPU can only lag behind the host)
-    step_s  = grad_accum · micro_s + smooth max of the optimizer's + sync
+micro_s = smooth max of Σ GPU components and Σ host components      (the GPU can only lag behind the host)
+step_s  = grad_accum · micro_s + smooth max of the optimizer's + sync
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from profiles.schema import Fit, Rate
-from simulator.components import COMPONENTS, INDEX, group_mask
+from simulator.components import COMPONENTS, INDEX, Group, group_mask
 
 FloatArray = NDArray[np.float64]
 SHARPNESS = 6.0
@@ -66,10 +67,14 @@ def gradient(seconds: FloatArray, grad_accum: FloatArray, factors: FloatArray) -
     times = step_times(seconds, grad_accum, factors)
     corrected = seconds * np.exp(factors)
     shares = np.zeros_like(corrected)
-    for groups, combined in ((("gpu", "host"), times.micro_s), (("step_gpu", "step_host"), times.optimizer_s)):
-        repeats = grad_accum if groups[0] == "gpu" else np.ones_like(grad_accum)
+    once = np.ones_like(grad_accum)
+    parts: tuple[tuple[tuple[Group, Group], FloatArray, FloatArray], ...] = (
+        (("gpu", "host"), times.micro_s, grad_accum),
+        (("step_gpu", "step_host"), times.optimizer_s, once),
+    )
+    for groups, combined, repeats in parts:
         for group in groups:
-            mask = group_mask(group)  # type: ignore[arg-type]
+            mask = group_mask(group)
             total = np.maximum(corrected[:, mask].sum(axis=1), 0.0)
             weight = (total / np.maximum(combined, 1e-300)) ** (SHARPNESS - 1) * repeats / times.step_s
             shares[:, mask] = corrected[:, mask] * weight[:, None]
@@ -88,23 +93,46 @@ def _component_sd(component: str, rates: dict[str, Rate]) -> float:
         if component.startswith(start):
             found = [r.sd_log for name, r in rates.items() if any(name.startswith(s) for s in stems(component))]
             if found:
-                return max(max(found), MODEL_SD_LOG.get(start, 0.05))
+                return max(*found, MODEL_SD_LOG.get(start, 0.05))
     return MODEL_SD_LOG.get(component, 0.25)
 
 
 MODEL_SD_LOG = {
-    "matmul": 0.06, "bmm": 0.3, "attention": 0.10, "conv": 0.25, "floor": 0.4, "power": 0.5, "loss": 0.2, "dispatch": 0.20,
-    "compiled.bytes": 0.20, "compiled.floor": 0.5, "compiled.dispatch": 0.5, "optimizer_dispatch": 0.3, "optimizer": 0.15, "clip": 0.15,
-    "sync": 0.4, "elementwise": 0.15, "cast": 0.15, "strided": 0.2, "concat": 0.25, "softmax": 0.2, "norm": 0.2, "reduce": 0.3,
-    "embedding": 0.3, "dropout": 0.25, "fill": 0.2,
-}  # fmt: skip
+    "matmul": 0.06,
+    "bmm": 0.3,
+    "attention": 0.10,
+    "conv": 0.25,
+    "floor": 0.4,
+    "power": 0.5,
+    "loss": 0.2,
+    "dispatch": 0.20,
+    "compiled.bytes": 0.20,
+    "compiled.floor": 0.5,
+    "compiled.dispatch": 0.5,
+    "optimizer_dispatch": 0.3,
+    "optimizer": 0.15,
+    "clip": 0.15,
+    "sync": 0.4,
+    "elementwise": 0.15,
+    "cast": 0.15,
+    "strided": 0.2,
+    "concat": 0.25,
+    "softmax": 0.2,
+    "norm": 0.2,
+    "reduce": 0.3,
+    "embedding": 0.3,
+    "dropout": 0.25,
+    "fill": 0.2,
+}
 """How far a component's real time strays from its probe, on the natural log: the model's own error."""
 
-_RATE_OF = {
+_RATE_OF: dict[str, Callable[[str], tuple[str, ...]]] = {
     "matmul": lambda c: (f"matmul_{c.split('.')[1]}_flops",),
     "attention": lambda c: ("attention_{1}_{2}_".format(*c.split(".")),),
     "conv": lambda c: (f"conv_{c.split('.')[1]}_",),
-    "floor": lambda _: ("kernel_ramp",), "power": lambda _: (), "loss": lambda _: ("softmax",),
+    "floor": lambda _: ("kernel_ramp",),
+    "power": lambda _: (),
+    "loss": lambda _: ("softmax",),
     "dispatch": lambda c: (f"dispatch_{c.split('.')[1]}",),
     "compiled.bytes": lambda _: ("compile_bytes",),
     "compiled.floor": lambda _: ("compile_floor",),
@@ -115,10 +143,17 @@ _RATE_OF = {
     "optimizer": lambda _: ("elementwise",),
     "clip": lambda _: ("clip",),
     "sync": lambda _: ("all_reduce",),
-    "elementwise": lambda _: ("elementwise",), "cast": lambda _: ("elementwise",), "strided": lambda _: ("strided",), "concat": lambda _: ("concat",),
-    "softmax": lambda _: ("softmax",), "norm": lambda _: ("norm",), "reduce": lambda _: ("reduce",),
-    "embedding": lambda _: ("embedding",), "dropout": lambda _: ("dropout",), "fill": lambda _: ("fill",),
-}  # fmt: skip
+    "elementwise": lambda _: ("elementwise",),
+    "cast": lambda _: ("elementwise",),
+    "strided": lambda _: ("strided",),
+    "concat": lambda _: ("concat",),
+    "softmax": lambda _: ("softmax",),
+    "norm": lambda _: ("norm",),
+    "reduce": lambda _: ("reduce",),
+    "embedding": lambda _: ("embedding",),
+    "dropout": lambda _: ("dropout",),
+    "fill": lambda _: ("fill",),
+}
 
 
 def covariance(fit: Fit, rates: dict[str, Rate]) -> FloatArray:
@@ -130,9 +165,7 @@ def covariance(fit: Fit, rates: dict[str, Rate]) -> FloatArray:
     return matrix
 
 
-def predictive_sd(
-    seconds: FloatArray, grad_accum: FloatArray, fit: Fit, rates: dict[str, Rate]
-) -> FloatArray:
+def predictive_sd(seconds: FloatArray, grad_accum: FloatArray, fit: Fit, rates: dict[str, Rate]) -> FloatArray:
     """Standard deviation of log step time: parameters, noise, and the crossover where host and GPU nearly tie."""
     factors = log_factors(fit)
     shares = gradient(seconds, grad_accum, factors)
@@ -140,4 +173,5 @@ def predictive_sd(
     parameters = np.einsum("ij,jk,ik->i", shares, covariance(fit, rates), shares)
     ratio = np.log(np.maximum(times.host_s, 1e-12) / np.maximum(times.gpu_s, 1e-12))
     host_bound = 1.0 / (1.0 + np.exp(-4.0 * (ratio + 0.3)))
-    return np.sqrt(parameters + fit.noise_sd_log**2 + (fit.crossover_sd_log * host_bound) ** 2)
+    variance: FloatArray = parameters + fit.noise_sd_log**2 + (fit.crossover_sd_log * host_bound) ** 2
+    return np.sqrt(variance)
