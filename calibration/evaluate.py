@@ -62,7 +62,8 @@ def evaluate(
         InvalidInputError: no such prior, a table that cannot be read, or nothing left to score.
     """
     split = _split(table, calibrate_on, calibrate, seed, prior)
-    fit = fit_profile(split.fitted, split.workloads, split.profile.rates) if split.fitted else split.profile.fit
+    start = split.profile.fit
+    fit = fit_profile(split.fitted, split.workloads, split.profile.rates, start=start) if split.fitted else start
     rows = time_rows(split.scored, split.workloads, split.profile.rates)
     if not len(rows):
         raise InvalidInputError(f"table {table}", ["no row that ran is left to score", *split.problems])
@@ -101,7 +102,7 @@ def _split(table: Path, calibrate_on: Path | Sequence[Path] | None, calibrate: i
     scored = [row for i, row in enumerate(rows) if i not in chosen]
     if not rows:
         raise InvalidInputError(f"table {table}", ["no row can be used", *read.problems])
-    profile = starting_profile(rows[0].measurement.machine, prior, fitting=bool(fitted))
+    profile = starting_profile(rows[0].measurement.machine, prior)
     workloads = workloads_of([*fitted, *scored])
 
     def keep(some: Sequence[Row]) -> tuple[Measurement, ...]:
@@ -113,7 +114,7 @@ def _split(table: Path, calibrate_on: Path | Sequence[Path] | None, calibrate: i
     )
 
 
-def starting_profile(machine: str, prior: str, *, fitting: bool) -> Profile:
+def starting_profile(machine: str, prior: str) -> Profile:
     """Where the fit starts: the machine's profile with its fit, its rates without the fit, or the data sheet."""
     from calibration.question import best_profile
     from profiles.machines import parse_machine
@@ -123,7 +124,7 @@ def starting_profile(machine: str, prior: str, *, fitting: bool) -> Profile:
         return datasheet_profile(parsed)
     profile = best_profile(parsed)
     profile = replace(profile, rates={**datasheet_rates(profile.machine.gpu), **profile.rates})
-    return replace(profile, fit=Fit()) if prior == "probes" or fitting else profile
+    return replace(profile, fit=Fit()) if prior == "probes" else profile
 
 
 def workloads_of(rows: Sequence[Row]) -> dict[str, Workload]:
@@ -267,7 +268,8 @@ def leave_one_model_out(split: Split) -> dict[str, dict[str, float | int]]:
     """Per model, the step-time scores of a fit that saw every other model's records only."""
     scores = {}
     for model in sorted({r.model for r in split.scored} & {r.model for r in split.fitted}):
-        fit = fit_profile([r for r in split.fitted if r.model != model], split.workloads, split.profile.rates)
+        others = [r for r in split.fitted if r.model != model]
+        fit = fit_profile(others, split.workloads, split.profile.rates, start=split.profile.fit)
         rows = time_rows([r for r in split.scored if r.model == model], split.workloads, split.profile.rates)
         if len(rows):
             scores[model] = time_scores(rows, *predict_rows(rows, fit, split.profile), fit)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from calibration.rows import REPEAT_FLOOR_LOG, TimeRows, calibrated_range, memory_of, time_rows
 from profiles.schema import Correction, Fit, Measurement, Rate, Workload
 from simulator.components import COMPONENTS, group_mask
-from simulator.steptime import gradient, predictive_sd, prior_sd, step_times
+from simulator.steptime import covariance, gradient, log_factors, predictive_sd, prior_sd, step_times
 
 FloatArray = NDArray[np.float64]
 ITERATIONS = 30
@@ -49,11 +49,18 @@ class Solution:
 
 
 def fit_profile(
-    records: Sequence[Measurement], workloads: Mapping[str, Workload], rates: dict[str, Rate], ranks: int = 1
+    records: Sequence[Measurement],
+    workloads: Mapping[str, Workload],
+    rates: dict[str, Rate],
+    ranks: int = 1,
+    start: Fit | None = None,
 ) -> Fit:
-    """The fit of time and memory to these records; without any that ran, the prior."""
+    """The fit of time and memory to these records; without any that ran, the prior.
+
+    ``start`` is an earlier fit that serves as the prior; by default the rates alone do.
+    """
     rows = time_rows(records, workloads, rates, ranks)
-    fit = fit_time(rows, rates) if len(rows) else Fit()
+    fit = fit_time(rows, rates, start) if len(rows) else start or Fit()
     fit = fit_memory(fit, [r for r in records if r.status == "ok"], workloads, ranks)
     return replace(
         fit,
@@ -66,10 +73,13 @@ def fit_profile(
 # ------------------------------------------------------------------------------------------------------- time
 
 
-def fit_time(rows: TimeRows, rates: dict[str, Rate]) -> Fit:
+def fit_time(rows: TimeRows, rates: dict[str, Rate], start: Fit | None = None) -> Fit:
     """Corrections, covariance, residual noise and the interval's scale."""
-    solution = solve(rows, prior_sd(rates))
     sd = prior_sd(rates)
+    mean = log_factors(start) if start else np.zeros(len(COMPONENTS))
+    spread = np.sqrt(np.diag(covariance(start, rates))) if start else sd
+    solution = solve(rows, spread, mean)
+    kept = solution.active | (mean != 0.0)
     corrections = tuple(
         Correction(
             component=name,
@@ -77,14 +87,15 @@ def fit_time(rows: TimeRows, rates: dict[str, Rate]) -> Fit:
             identified=bool(solution.covariance[i, i] < IDENTIFIED_BELOW * sd[i] ** 2),
         )
         for i, name in enumerate(COMPONENTS)
-        if solution.active[i]
+        if kept[i]
     )
-    index = np.flatnonzero(solution.active)
-    covariance = solution.covariance[np.ix_(index, index)]
+    index = np.flatnonzero(kept)
+    seen = np.outer(solution.active, solution.active)
+    known = np.where(seen, solution.covariance, np.diag(spread**2))[np.ix_(index, index)]
     noise, crossover = _noise(rows, solution)
     fit = Fit(
         corrections=corrections,
-        covariance=tuple(tuple(float(x) for x in row) for row in covariance),
+        covariance=tuple(tuple(float(x) for x in row) for row in known),
         noise_sd_log=noise,
         crossover_sd_log=crossover,
         measurements=len(rows),
@@ -93,10 +104,10 @@ def fit_time(rows: TimeRows, rates: dict[str, Rate]) -> Fit:
     return replace(fit, interval_scale=_interval_scale(rows, solution, fit, rates))
 
 
-def solve(rows: TimeRows, sd: FloatArray) -> Solution:
+def solve(rows: TimeRows, sd: FloatArray, mean: FloatArray | None = None) -> Solution:
     """Maximum-posterior log factors by Gauss-Newton with ridge regression inside.
 
-    Beside the components' factors there is one on host time for each session but the newest.
+    ``mean`` and ``sd`` are the prior of each component's log factor; ``mean`` defaults to none. Beside the components' factors there is one on host time for each session but the newest.
     """
     from sklearn.linear_model import Ridge
 
@@ -104,14 +115,15 @@ def solve(rows: TimeRows, sd: FloatArray) -> Solution:
     sessions = _older_sessions(rows)
     scale = np.concatenate([np.where(active, sd, 0.0), np.full(len(sessions), SESSION_SD_LOG)])
     used = np.concatenate([active, np.ones(len(sessions), dtype=bool)])
-    values = np.zeros(len(scale))
+    prior = np.concatenate([np.zeros(len(COMPONENTS)) if mean is None else mean, np.zeros(len(sessions))])
+    values = prior.copy()
     for _ in range(ITERATIONS):
         jacobian, residual = _linearised(rows, values, sessions)
         ridge = Ridge(alpha=1.0, fit_intercept=False)
         weight = _weights(residual, rows.noise)
-        ridge.fit(jacobian[:, used] * scale[used], residual + jacobian @ values, sample_weight=weight)
-        new = np.zeros_like(values)
-        new[used] = ridge.coef_ * scale[used]
+        ridge.fit(jacobian[:, used] * scale[used], residual + jacobian @ (values - prior), sample_weight=weight)
+        new = prior.copy()
+        new[used] += ridge.coef_ * scale[used]
         step = np.clip(new - values, -0.5, 0.5)
         values = values + step
         if np.max(np.abs(step)) < TOLERANCE:
@@ -159,11 +171,11 @@ def _posterior(
     inverse = np.linalg.inv(information)
     leverage = np.einsum("ij,jk,ik->i", jacobian, inverse, jacobian) * weight
     excess = max(1.0, float(np.sum(weight * residual**2) / len(residual)))
-    covariance = inverse * np.outer(scale, scale) * excess
+    posterior = inverse * np.outer(scale, scale) * excess
     count = len(COMPONENTS)
     return Solution(
         factors=values[:count],
-        covariance=covariance[:count, :count],
+        covariance=posterior[:count, :count],
         active=active,
         left_out=residual / np.maximum(1.0 - leverage, 0.2),
         sessions=dict(zip(sessions, (float(v) for v in values[count:]), strict=True)),

@@ -36,7 +36,7 @@ def import_table(table: Path, *, machine: str | None = None) -> Imported:
     """
     read = read_table(table)
     rows = _of_one_machine(table, read.rows, machine, read.problems)
-    profile = starting_profile(rows[0].measurement.machine, "probes", fitting=True)
+    profile = starting_profile(rows[0].measurement.machine, "probes")
     workloads = workloads_of(rows)
     kept = [row.measurement for row in rows if usable(row.measurement, workloads, profile)]
     if not kept:

@@ -149,7 +149,9 @@ def verify(
 def evaluate(
     table: Table,
     *,
-    calibrate_on: Annotated[Path | None, typer.Option(metavar="FILE", help="Fit on these measurements.")] = None,
+    calibrate_on: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Fit on these measurements; may be given several times.")
+    ] = None,
     calibrate: Annotated[int, typer.Option(metavar="N", min=0, help="Fit on N of the rows; 0: on none.")] = 0,
     seed: Seed = 0,
     prior: Annotated[
@@ -162,7 +164,13 @@ def evaluate(
     from cli import measuring
 
     measuring.evaluate(
-        table, calibrate_on=calibrate_on, calibrate=calibrate, seed=seed, prior=prior, baselines=baselines, as_json=json
+        table,
+        calibrate_on=calibrate_on or [],
+        calibrate=calibrate,
+        seed=seed,
+        prior=prior,
+        baselines=baselines,
+        as_json=json,
     )
 
 

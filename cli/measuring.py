@@ -112,7 +112,7 @@ def _compared(one: Verified) -> tuple[str, str, str, str]:
 
 
 def evaluate(
-    table: Path, *, calibrate_on: Path | None, calibrate: int, seed: int, prior: str, baselines: bool, as_json: bool
+    table: Path, *, calibrate_on: Sequence[Path], calibrate: int, seed: int, prior: str, baselines: bool, as_json: bool
 ) -> None:
     """Score predictions against a table of measurements."""
     import calibration
@@ -127,9 +127,9 @@ def evaluate(
     show_scores(scores)
 
 
-def _check_evaluation(calibrate_on: Path | None, calibrate: int, prior: str) -> None:
+def _check_evaluation(calibrate_on: Sequence[Path], calibrate: int, prior: str) -> None:
     problems = []
-    if calibrate_on is not None and calibrate:
+    if calibrate_on and calibrate:
         problems.append("--calibrate-on and --calibrate exclude each other: fit on a file, or on rows of the table")
     if prior not in PRIORS:
         problems.append(f"--prior {prior!r} is not allowed; allowed: {', '.join(PRIORS)}")

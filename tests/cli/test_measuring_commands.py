@@ -115,7 +115,7 @@ def test_evaluate_passes_its_options_and_keeps_fractions(paceline, asked):
     )
     table, options = asked["evaluate"]
     assert table == Path("runs.csv")
-    assert options == {"calibrate_on": None, "calibrate": 20, "seed": 3, "prior": "probes", "baselines": True}
+    assert options == {"calibrate_on": [], "calibrate": 20, "seed": 3, "prior": "probes", "baselines": True}
     assert ended.json["step_time"] == {"n": 3, "mape": 0.0625, "coverage90": None}
     shown = paceline("evaluate", "runs.csv").out
     assert "step_time mape" in shown
