@@ -73,7 +73,7 @@ def calibrate(
     workloads = {w.name: w for w in (load_or_trace(m) for m in models)}
     tell("probes", 0.0)
     rates = probe_rates(here, device, float(np.clip(PROBE_SHARE * budget_s, PROBE_LEAST_S, PROBE_MOST_S)))
-    profile = replace(datasheet_profile(here), rates=rates, provenance="measured", created_at=now())
+    profile = replace(datasheet_profile(here), rates=rates, provenance="measured", created_at=now(), note="")
     campaign = _Campaign(profile, workloads, device, seed, measurer or _local())
     campaign.run(begun, budget_s, seqs, tell)
     raise_if_all_failed(campaign.records)

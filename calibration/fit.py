@@ -107,7 +107,8 @@ def fit_time(rows: TimeRows, rates: dict[str, Rate], start: Fit | None = None) -
 def solve(rows: TimeRows, sd: FloatArray, mean: FloatArray | None = None) -> Solution:
     """Maximum-posterior log factors by Gauss-Newton with ridge regression inside.
 
-    ``mean`` and ``sd`` are the prior of each component's log factor; ``mean`` defaults to none. Beside the components' factors there is one on host time for each session but the newest.
+    ``mean`` and ``sd`` are the prior of each component's log factor; ``mean`` defaults to none. Beside the components'
+    factors there is one on host time for each session but the newest.
     """
     from sklearn.linear_model import Ridge
 

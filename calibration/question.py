@@ -82,8 +82,11 @@ def build_case(
     *,
     price_usd_per_gpu_h: float | None = None,
     profile: str | None = None,
+    published_batch: bool = True,
 ) -> Case:
     """Everything a recipe is judged against. A preset's published run fills what ``run`` leaves open.
+
+    Without ``published_batch`` its global batch does not: one recipe is then judged as it stands.
 
     Raises:
         InvalidInputError: with the problems of the machine and of the model together.
@@ -103,14 +106,14 @@ def build_case(
     return Case(
         workload=workload,
         profile=best_profile(parsed, profile),
-        run=published_run(model, run),
+        run=published_run(model, run, batch=published_batch),
         fixed=fixed,
         price=_price(parsed, price_usd_per_gpu_h),
         energy=store.energy(),
     )
 
 
-def published_run(model: str, run: Run) -> Run:
+def published_run(model: str, run: Run, *, batch: bool = True) -> Run:
     """``run`` with the preset's published length, batch and sequence where it says nothing."""
     try:
         known = store.load_preset(model).run
@@ -122,7 +125,7 @@ def published_run(model: str, run: Run) -> Run:
         run = replace(run, tokens=known.tokens, samples=known.samples if known.tokens is None else None)
     return replace(
         run,
-        global_batch=run.global_batch or known.global_batch,
+        global_batch=run.global_batch or (known.global_batch if batch else None),
         seq=run.seq or known.seq,
         decoder_seq=run.decoder_seq or known.decoder_seq,
     )

@@ -72,9 +72,8 @@ def _time(scores: Mapping[str, Scores], before: Mapping[str, Scores]) -> list[st
     rows = [(title, one["step_time"]) for title, one in before.items()]
     for name, title in SCORED.items():
         rows.append((title, scores[name]["step_time"]))
-        for part in ("gpu_bound", "host_bound"):
-            if scores[name][f"step_time_{part}"]:
-                rows.append((f"— {part.replace('_', '-')} rows", scores[name][f"step_time_{part}"]))
+        parts = {part: scores[name][f"step_time_{part.replace('-', '_')}"] for part in ("gpu-bound", "host-bound")}
+        rows += [(f"— {part} rows", score) for part, score in parts.items() if score]
     head = [
         "## Step time",
         "",

@@ -102,7 +102,7 @@ def predict(asked: Asked) -> None:
     from cli import contract, question
     from simulator.recipes import complete
 
-    case = question.read(asked).case
+    case = question.read(asked, published_batch=False).case
     answer = simulator.predict(case, complete(case.fixed, case))
     if asked.json:
         return contract.show({**contract.question_json(case), **contract.prediction_json(case, answer)})

@@ -63,8 +63,10 @@ class Question:
     top: int
 
 
-def read(asked: Asked, *, here: bool = False) -> Question:
+def read(asked: Asked, *, here: bool = False, published_batch: bool = True) -> Question:
     """The question that the options ask. With ``here``, no ``--machine`` means this machine.
+
+    ``published_batch``: whether the global batch of the model's published run stands in for one that is not given.
 
     Raises:
         InvalidInputError: with every problem of the command line.
@@ -82,8 +84,14 @@ def read(asked: Asked, *, here: bool = False) -> Question:
         _names(asked.model, machine, problems)
     problems.raise_any()
     case = build_case(
-        asked.model, machine or "", run, fixed, price_usd_per_gpu_h=price, profile=asked.profile
-    )  # fmt: skip
+        asked.model,
+        machine or "",
+        run,
+        fixed,
+        price_usd_per_gpu_h=price,
+        profile=asked.profile,
+        published_batch=published_batch,
+    )
     return Question(asked=asked, case=case, top=top or 1)
 
 

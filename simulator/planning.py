@@ -19,6 +19,8 @@ from simulator.space import Space, enumerate_space
 from simulator.units import GIB
 
 FloatArray = NDArray[np.float64]
+RIVAL = 3.0
+"""Recipes that need more than this many times the device's memory are no rivals worth naming."""
 TIE_FLOOR_LOG = 0.01
 """Step times closer than this on the log are never told apart: repeats on one device differ by as much."""
 
@@ -195,11 +197,11 @@ def _reasons(case: Case, chosen: tuple[Prediction, ...], space: Space, scores: S
     best = chosen[0]
     spent = sorted(((v, k) for k, v in best.time_breakdown_s.items() if k != "overlap"), reverse=True)[:3]
     lines = ["time goes to " + ", ".join(f"{k} {v / best.step_s:.0%}" for v, k in spent)]
-    if not scores.fits.all():
-        lost = np.flatnonzero(~scores.fits)
+    lost = np.flatnonzero(~scores.fits & (scores.peak_bytes_high < RIVAL * memory_limit_bytes(case)))
+    if len(lost):
         fastest = int(lost[np.argmin(scores.sample_s[lost])])
         gain = best.step_s / best.global_batch / float(scores.sample_s[fastest])
-        if gain > 1.0:
+        if gain > 1.0 + TIE_FLOOR_LOG:
             lines.append(
                 f"{format_recipe(space.recipe(fastest))} would be {gain - 1:.1%} faster but needs up to "
                 f"{scores.peak_bytes_high[fastest] / GIB:.1f} of {memory_limit_bytes(case) / GIB:.1f} GiB"
