@@ -52,16 +52,15 @@ def fit_profile(
     records: Sequence[Measurement],
     workloads: Mapping[str, Workload],
     rates: dict[str, Rate],
-    ranks: int = 1,
     start: Fit | None = None,
 ) -> Fit:
     """The fit of time and memory to these records; without any that ran, the prior.
 
     ``start`` is an earlier fit that serves as the prior; by default the rates alone do.
     """
-    rows = time_rows(records, workloads, rates, ranks)
+    rows = time_rows(records, workloads, rates)
     fit = fit_time(rows, rates, start) if len(rows) else start or Fit()
-    fit = fit_memory(fit, [r for r in records if r.status == "ok"], workloads, ranks)
+    fit = fit_memory(fit, [r for r in records if r.status == "ok"], workloads)
     return replace(
         fit,
         models=tuple(sorted({r.model for r in rows.measurements})),
@@ -222,18 +221,18 @@ MIN_OVERHEAD_SD_BYTES = 16 * 2**20
 WORKSPACE_PRIOR_BYTES = 40e6
 
 
-def fit_memory(fit: Fit, ran: Sequence[Measurement], workloads: Mapping[str, Workload], ranks: int = 1) -> Fit:
+def fit_memory(fit: Fit, ran: Sequence[Measurement], workloads: Mapping[str, Workload]) -> Fit:
     """Factor on what moves, library workspace, allocator slack and device overhead, each with its spread."""
     measured = [r for r in ran if r.peak_bytes]
     if not measured:
         return fit
-    fit = _fit_allocated(fit, measured, workloads, ranks)
+    fit = _fit_allocated(fit, measured, workloads)
     return _fit_totals(fit, measured)
 
 
-def _fit_allocated(fit: Fit, measured: Sequence[Measurement], workloads: Mapping[str, Workload], ranks: int) -> Fit:
+def _fit_allocated(fit: Fit, measured: Sequence[Measurement], workloads: Mapping[str, Workload]) -> Fit:
     plain = replace(fit, memory_factor=1.0, workspace_bytes=0)
-    parts = np.array([memory_of(r, workloads[r.model], plain, ranks).parts[0] for r in measured])
+    parts = np.array([memory_of(r, workloads[r.model], plain).parts[0] for r in measured])
     peaks = np.array([float(r.peak_bytes or 0) for r in measured])
     static, moving = parts[:, :3].sum(axis=1) + parts[:, 6], parts[:, 3:6].sum(axis=1)
     factor, workspace = _two_robust(moving / peaks, 1.0 / peaks, 1.0 - static / peaks)

@@ -5,7 +5,7 @@ Imports torch only when a model has to be traced first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from profiles import store
@@ -103,14 +103,31 @@ def build_case(
         problems += [f"{error.subject}: {problem}" for problem in error.problems]
     if parsed is None or workload is None:
         raise InvalidInputError("question", problems)
+    known = best_profile(parsed, profile)
     return Case(
         workload=workload,
-        profile=best_profile(parsed, profile),
+        profile=known,
+        warnings=tuple(_version_warnings(known)),
         run=published_run(model, run, batch=published_batch),
         fixed=fixed,
         price=_price(parsed, price_usd_per_gpu_h),
         energy=store.energy(),
     )
+
+
+def _version_warnings(profile: Profile) -> Iterator[str]:
+    """A profile taken with another minor version of torch than is installed: step time and memory may differ."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    measured = profile.software.torch
+    if measured is None:
+        return
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        return
+    if measured.split(".")[:2] != installed.split(".")[:2]:
+        yield f"the profile of {profile.machine.name} was measured with torch {measured}; installed is {installed}"
 
 
 def published_run(model: str, run: Run, *, batch: bool = True) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from simulator.recipes import broken_rules
 from simulator.techniques import TECHNIQUES
 
 FloatArray = NDArray[np.float64]
+_COUNTS = re.compile(r"(?:(\d+)x)?(?:(\d+)x)?")
 REPEAT_FLOOR_LOG = 0.015
 """No step time is trusted beyond this: what fresh processes on one GPU differ by."""
 SPREAD_WEIGHT = 0.4
@@ -51,11 +53,11 @@ def usable(record: Measurement, workloads: Mapping[str, Workload], profile: Prof
     return not broken_rules(record.recipe, Case(workload=workload, profile=profile), TECHNIQUES)
 
 
-def seconds_of(workload: Workload, rates: Mapping[str, Rate], record: Measurement, ranks: int = 1) -> FloatArray:
+def seconds_of(workload: Workload, rates: Mapping[str, Rate], record: Measurement) -> FloatArray:
     """Component seconds of one record's recipe, shape (components,)."""
     recipe = record.recipe
     sizes = _sizes(workload, record)
-    row: FloatArray = component_seconds(workload, rates, Choice.of(recipe), sizes, ranks)[0]
+    row: FloatArray = component_seconds(workload, rates, Choice.of(recipe), sizes, ranks_of(record.machine))[0]
     return row
 
 
@@ -64,19 +66,23 @@ def _sizes(workload: Workload, record: Measurement) -> FloatArray:
     return sizes_of(case, record.recipe, np.array([record.recipe.micro_batch]))
 
 
-def time_rows(
-    records: Iterable[Measurement], workloads: Mapping[str, Workload], rates: Mapping[str, Rate], ranks: int = 1
-) -> TimeRows:
+def time_rows(records: Iterable[Measurement], workloads: Mapping[str, Workload], rates: Mapping[str, Rate]) -> TimeRows:
     """The rows of all records that ran. ``workloads`` must know every model."""
     kept = tuple(r for r in records if r.status == "ok" and r.step_s)
     return TimeRows(
         sessions=tuple(r.session or "" for r in kept),
-        seconds=np.array([seconds_of(workloads[r.model], rates, r, ranks) for r in kept]),
+        seconds=np.array([seconds_of(workloads[r.model], rates, r) for r in kept]),
         grad_accum=np.array([float(r.recipe.grad_accum) for r in kept]),
         log_step=np.array([math.log(r.step_s or 1.0) for r in kept]),
         noise=np.array([noise_log(r) for r in kept]),
         measurements=kept,
     )
+
+
+def ranks_of(machine: str) -> int:
+    """Data-parallel ranks of a machine by its name: nodes × GPUs a node, 1 where none is said."""
+    counts = _COUNTS.match(machine)
+    return math.prod(int(count) for count in counts.groups() if count) if counts else 1
 
 
 def noise_log(record: Measurement) -> float:
@@ -87,16 +93,17 @@ def noise_log(record: Measurement) -> float:
     return math.hypot(REPEAT_FLOOR_LOG, SPREAD_WEIGHT * spread)
 
 
-def memory_of(record: Measurement, workload: Workload, fit: Fit, ranks: int = 1) -> Memory:
+def memory_of(record: Measurement, workload: Workload, fit: Fit) -> Memory:
     """The model's memory for one record's recipe on a device without limit."""
-    return memory_within(record, workload, fit, math.inf, ranks)
+    return memory_within(record, workload, fit, math.inf)
 
 
-def memory_within(record: Measurement, workload: Workload, fit: Fit, limit_bytes: float, ranks: int = 1) -> Memory:
+def memory_within(record: Measurement, workload: Workload, fit: Fit, limit_bytes: float) -> Memory:
     """The model's memory for one record's recipe on a device of ``limit_bytes``."""
     recipe = record.recipe
     accumulates = np.array([recipe.grad_accum > 1])
-    return memory(workload, Choice.of(recipe), _sizes(workload, record), accumulates, fit, limit_bytes, ranks)
+    sizes, ranks = _sizes(workload, record), ranks_of(record.machine)
+    return memory(workload, Choice.of(recipe), sizes, accumulates, fit, limit_bytes, ranks)
 
 
 def calibrated_range(records: Sequence[Measurement], workloads: Mapping[str, Workload]) -> dict[str, tuple[str, ...]]:

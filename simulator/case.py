@@ -32,7 +32,8 @@ class Run:
 class Case:
     """A model on a machine for a run: everything that a recipe is judged against.
 
-    ``price`` is the rent used; ``None`` when no price is known. ``fixed`` holds the knobs that the person fixed.
+    ``price`` is the rent used; ``None`` when no price is known. ``fixed`` holds the knobs that the person fixed,
+    ``warnings`` what every answer has to say.
     """
 
     workload: Workload
@@ -41,6 +42,7 @@ class Case:
     price: Price | None = None
     energy: Energy | None = None
     fixed: Mapping[str, object] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def machine(self) -> Machine:

@@ -80,7 +80,7 @@ def prediction(case: Case, recipe: Recipe) -> Prediction:
     sizes = sizes_of(case, recipe, np.array([recipe.micro_batch]))
     view = outlook(case, Choice.of(recipe), sizes, np.array([float(recipe.grad_accum)]))
     step_s = float(view.times.step_s[0])
-    warnings = list(case.workload.warnings)
+    warnings = [*case.warnings, *case.workload.warnings]
     spread = _spread(case, recipe, view, warnings)
     batch = money.global_batch(case, recipe)
     cost = money.run_cost(case, recipe, step_s)

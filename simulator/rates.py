@@ -188,4 +188,4 @@ def datasheet_profile(machine: Machine) -> Profile:
 def rate_value(rates: dict[str, Rate], name: str) -> float:
     """The rate's value; a rate that a device lacks is infinitely slow, so that nothing built on it looks fast."""
     rate = rates.get(name)
-    return rate.value if rate else 1e-300
+    return rate.value if rate else 1e-100
