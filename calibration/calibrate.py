@@ -18,6 +18,7 @@ from calibration.campaign import Journal, Measurer, measure_trial, raise_if_all_
 from calibration.candidates import Pool, build_pool, noise_of
 from calibration.choose import Candidates, after, pick
 from calibration.fit import fit_profile
+from calibration.gate import gated
 from calibration.question import load_or_trace
 from calibration.rows import usable
 from calibration.trial import Trial
@@ -186,7 +187,10 @@ class _Campaign:
         return pick(candidates, targets, known, allowed)
 
     def _measure(self, trial: Trial) -> None:
-        record = self.journal.find(trial) or measure_trial(trial, self.measurer, self.journal)
+        workload = self.workloads[trial.model]
+        record = self.journal.find(trial) or measure_trial(
+            trial, self.measurer, self.journal, lambda r: gated(r, workload, self.profile)
+        )
         self.records.append(record)
         if trial.recipe.compile == "on":
             self.compile_s += record.trial_s or 0.0

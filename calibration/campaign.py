@@ -29,6 +29,10 @@ Progress = Callable[[int, int, Measurement], None]
 """Called after each trial with how many are done, how many there are, and the newest record."""
 
 
+Judge = Callable[[Measurement], Measurement]
+"""Gives a record back, or its refusal when it cannot be true."""
+
+
 class Measurer(Protocol):
     """Where trials are measured: this machine, a fake one, or something of yours."""
 
@@ -76,10 +80,10 @@ def run_campaign(
     return records
 
 
-def measure_trial(trial: Trial, measurer: Measurer, journal: Journal) -> Measurement:
-    """Measure one trial and journal it; the measurer is closed on Ctrl-C or any other way out."""
+def measure_trial(trial: Trial, measurer: Measurer, journal: Journal, judge: Judge = lambda r: r) -> Measurement:
+    """Measure one trial and journal it, as ``judge`` sees it; the measurer is closed on Ctrl-C or any other way out."""
     try:
-        record = measurer.measure(trial)
+        record = judge(measurer.measure(trial))
         journal.add(record)
     except BaseException:
         with contextlib.suppress(Exception):

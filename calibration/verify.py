@@ -11,6 +11,7 @@ import numpy as np
 from calibration.calibrate import MEASURE_S, finished, journal_path, refit
 from calibration.campaign import Journal, Measurer, measure_trial, raise_if_all_failed
 from calibration.candidates import make_trial
+from calibration.gate import gated
 from calibration.question import load_or_trace
 from profiles import store
 from profiles.errors import CampaignError, PacelineError
@@ -100,8 +101,10 @@ def _run(case: Case, recipe: Recipe, drawn: bool, device: str, measurer: Measure
     """Always a fresh run: verification never trusts an old record."""
     predicted = predict(case, recipe)
     trial = make_trial(case.workload, recipe, case.profile, device, VERIFY_FACTOR * MEASURE_S[device], predicted.step_s)
-    measured = measure_trial(trial, measurer, journal)
-    error = None if not measured.step_s else (predicted.step_s - measured.step_s) / measured.step_s
+    measured = measure_trial(trial, measurer, journal, lambda r: gated(r, case.workload, case.profile))
+    error = None
+    if measured.status == "ok" and measured.step_s:
+        error = (predicted.step_s - measured.step_s) / measured.step_s
     return Verified(recipe=recipe, predicted=predicted, measured=measured, error=error, drawn=drawn)
 
 

@@ -10,7 +10,7 @@ from profiles.catalogue import load_gpu
 from profiles.files import SHIPPED
 from profiles.schema import Rate
 from profiles.store import load_workload, read_profile
-from simulator.components import COMPONENTS, INDEX, Choice, component_seconds, evaluate, group_mask, variant_for
+from simulator.components import COMPONENTS, INDEX, Choice, component_seconds, evaluate, group_mask
 from simulator.rates import datasheet_rates
 
 DEPTH, WIDTH, VOCABULARY = 24, 1024, 50304
@@ -65,7 +65,8 @@ def test_matrix_products_take_the_closed_form_of_the_architecture(checkpointing,
     rates = ideal(matmul_bf16_flops_per_s=1e14, **FLAT)
     taken = of(seconds(replace(PLAIN, checkpointing=checkpointing), rates), "matmul.bf16.aligned")
     block, head = 12 * WIDTH**2, WIDTH * VOCABULARY
-    flops = 6 * TOKENS * (DEPTH * block + head) + 2 * TOKENS * again * block
+    recomputed = 8 * WIDTH**2  # it stops at the last tensor that backward needs: the down-projection's output is none
+    flops = 6 * TOKENS * (DEPTH * block + head) + 2 * TOKENS * again * recomputed
     assert taken == pytest.approx(flops / 1e14, rel=1e-6)
 
 
@@ -141,15 +142,10 @@ def test_every_k_recomputes_its_share_of_full(interval):
     plain = seconds()
     full = seconds(replace(PLAIN, checkpointing="full")) - plain
     some = seconds(replace(PLAIN, checkpointing=f"every_{interval}")) - plain
-    columns = [i for n, i in INDEX.items() if n != "power"]
     share = -(-DEPTH // interval) / DEPTH
-    variants = [variant_for(workload(), replace(PLAIN, checkpointing=c)) for c in ("none", "full")]
-    kept = [[op for op in v.ops if op.phase != "recompute"] for v in variants]
-    assert kept[0] == kept[1] or some.sum() > 0
-    recompute = columns.index(INDEX["dispatch.recompute"])
-    assert some[:, columns][:, recompute] == pytest.approx(share * full[:, columns][:, recompute])
-    product = INDEX["matmul.bf16.aligned"]
-    assert some[:, product] == pytest.approx(share * full[:, product], rel=1e-9)
+    for name in ("dispatch.recompute", "matmul.bf16.aligned", "attention.16.forward"):
+        assert (full[:, INDEX[name]] > 0).all()
+        assert some[:, INDEX[name]] == pytest.approx(share * full[:, INDEX[name]], rel=1e-9)
 
 
 @pytest.mark.parametrize("choice", [c for c in CHOICES if c.compile == "on"], ids=str)

@@ -16,6 +16,14 @@ COUNT = len(COMPONENTS)
 RATES = datasheet_rates(load_gpu("A100-80GB"))
 GROUPS = ("gpu", "host", "step_gpu", "step_host", "sync")
 
+
+def one_row(gpu_s, host_s):
+    table = np.zeros((1, COUNT))
+    table[0, INDEX["matmul.bf16.aligned"]] = gpu_s
+    table[0, INDEX["dispatch.forward"]] = host_s
+    return table
+
+
 times = st.floats(0.0, 10.0, allow_subnormal=False).map(lambda x: 0.0 if x < 1e-9 else x)
 seconds = arrays(np.float64, (3, COUNT), elements=times).filter(
     lambda a: (a[:, group_mask("gpu")].sum(axis=1) > 0).all()
@@ -121,13 +129,6 @@ def test_the_covariance_is_the_fits_block_inside_the_prior():
 )
 def test_without_a_usable_covariance_the_prior_holds(fit):
     assert covariance(fit, RATES) == pytest.approx(np.diag(prior_sd(RATES) ** 2))
-
-
-def one_row(gpu_s, host_s):
-    table = np.zeros((1, COUNT))
-    table[0, INDEX["matmul.bf16.aligned"]] = gpu_s
-    table[0, INDEX["dispatch.forward"]] = host_s
-    return table
 
 
 def test_one_component_alone_has_the_prior_of_that_component():
