@@ -69,15 +69,16 @@ def calibrate(
         CampaignError: nothing could be measured; carries the first error.
     """
     begun = time.monotonic()
-    here, device = _check(models, budget_s, machine)
+    here, device, workloads = _check(models, budget_s, machine)
     tell = on_progress or (lambda _text, _share: None)
-    workloads = {w.name: w for w in (load_or_trace(m) for m in models)}
     tell("probes", 0.0)
     rates = probe_rates(here, device, float(np.clip(PROBE_SHARE * budget_s, PROBE_LEAST_S, PROBE_MOST_S)))
     profile = replace(datasheet_profile(here), rates=rates, provenance="measured", created_at=now(), note="")
     campaign = _Campaign(profile, workloads, device, seed, measurer or _local())
     campaign.run(begun, budget_s, seqs, tell)
     raise_if_all_failed(campaign.records)
+    if not campaign.records:
+        raise CampaignError(f"the budget of {budget_s:g} s was spent before the first run; give a longer one")
     profile = finished(campaign.profile, campaign.records, campaign.journal.path, time.monotonic() - begun)
     path = store.save_profile(profile)
     return Calibration(
@@ -85,18 +86,25 @@ def calibrate(
     )
 
 
-def _check(models: Sequence[str], budget_s: float, machine: str | None) -> tuple[Machine, str]:
+def _check(models: Sequence[str], budget_s: float, machine: str | None) -> tuple[Machine, str, dict[str, Workload]]:
     from calibration.machine import this_device, this_machine
 
     here = this_machine()
     problems = [] if models else ["name at least one model to calibrate on"]
-    if budget_s < 60:
+    if not budget_s >= 60:
         problems.append(f"a budget of {budget_s:g} s is too short; allowed: 60 s and more")
     if machine is not None and machine not in {here.name, here.gpu.name}:
         problems.append(f"this machine is {here.name}, not {machine}; calibrate on the machine itself")
+    workloads = {}
+    for model in models:
+        try:
+            workload = load_or_trace(model)
+            workloads[workload.name] = workload
+        except InvalidInputError as error:
+            problems += [f"{error.subject}: {problem}" for problem in error.problems]
     if problems:
         raise InvalidInputError("calibrate", problems)
-    return here, this_device()
+    return here, this_device(), workloads
 
 
 def _local() -> Measurer:
@@ -122,7 +130,7 @@ def probe_rates(machine: Machine, device: str, budget_s: float) -> dict[str, Rat
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "probes.json"
         command = [sys.executable, "-m", "calibration.probes", "--device", device, "--budget", f"{budget_s:g}"]
-        environment = {**worker_environment(), "OMP_WAIT_POLICY": "PASSIVE"}
+        environment = worker_environment()
         done = subprocess.run(
             [*command, "--out", str(out)], env=environment, capture_output=True, text=True, check=False
         )
@@ -144,6 +152,7 @@ class _Campaign:
         self.journal = Journal(journal_path(profile.machine.name))
         self.records: list[Measurement] = []
         self.compile_s = 0.0
+        self.slowness: list[float] = []
 
     def run(self, begun: float, budget_s: float, seqs: Sequence[int], tell: Progress) -> None:
         """Measure until the budget is spent."""
@@ -166,14 +175,14 @@ class _Campaign:
                     break
                 open_[chosen] = False
                 tell(describe(pool.trials[chosen]), 1.0 - left_s / budget_s)
-                self._measure(pool.trials[chosen])
+                self._measure(pool.trials[chosen], float(pool.fixed_cost_s[chosen]))
         finally:
             self.measurer.close()
 
     def _next(
         self, pool: Pool, open_: NDArray[np.bool_], seeds: list[int], left_s: float, compile_budget_s: float
     ) -> int | None:
-        costs = pool.fixed_cost_s
+        costs = pool.fixed_cost_s * (np.median(self.slowness) if self.slowness else 1.0)
         compiled = np.array([t.recipe.compile == "on" for t in pool.trials])
         allowed = open_ & (costs <= left_s) & (~compiled | (costs <= compile_budget_s - self.compile_s))
         while seeds:
@@ -186,12 +195,13 @@ class _Campaign:
         known = covariance(self.profile.fit, self.profile.rates)
         return pick(candidates, targets, known, allowed)
 
-    def _measure(self, trial: Trial) -> None:
+    def _measure(self, trial: Trial, expected_s: float) -> None:
         workload = self.workloads[trial.model]
         record = self.journal.find(trial) or measure_trial(
             trial, self.measurer, self.journal, lambda r: gated(r, workload, self.profile)
         )
         self.records.append(record)
+        self.slowness.append(float(np.clip((record.trial_s or expected_s) / expected_s, 0.3, 10.0)))
         if trial.recipe.compile == "on":
             self.compile_s += record.trial_s or 0.0
         ran = [r for r in self.records if r.status == "ok"]
@@ -201,14 +211,14 @@ class _Campaign:
 
 
 def _seeds(pool: Pool) -> list[int]:
-    """Per model the costliest plain run and the smallest; one compiled run; and the one nearest to the memory limit.
+    """Per model the smallest plain run and the costliest; one compiled run; and the one nearest to the memory limit.
 
     So both what the GPU and what the host decides shows at once, and so does memory where it matters.
     """
     seeds: list[int] = []
     for model in dict.fromkeys(t.model for t in pool.trials):
         plain = _plain(pool, model, "off")
-        seeds += [plain[-1], plain[0]] if plain else []
+        seeds += [plain[0], plain[-1]] if plain else []
     compiled = [i for model in dict.fromkeys(t.model for t in pool.trials) for i in _plain(pool, model, "on")]
     return [*seeds, *compiled[len(compiled) // 2 :][:1], int(np.argmax(pool.needed_bytes))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from simulator import money
 from simulator.case import Case
 from simulator.components import Choice
 from simulator.outlook import memory_limit_bytes, outlook, prediction, same_recipe, sizes_of
-from simulator.recipes import check, complete, format_recipe
+from simulator.recipes import check, complete, format_recipe, parse_recipe
 from simulator.results import Plan, Prediction
 from simulator.space import Space, enumerate_space
 from simulator.units import GIB
@@ -71,6 +72,7 @@ def plan(case: Case, top: int = 10) -> Plan:
         InvalidInputError: fixed knobs or the global batch leave nothing legal.
         InfeasibleError: nothing fits, or nothing keeps the limits; names the constraint and the nearest way out.
     """
+    case = replace(case, fixed=parse_recipe(case.fixed))
     space = enumerate_space(case)
     scores = score(case, space)
     within, exceeded = _within_budget(case, space, scores)
@@ -114,7 +116,7 @@ def _totals(case: Case, space: Space, scores: Scores) -> dict[str, tuple[float, 
     """Per given limit: the limit and every recipe's total.
 
     Raises:
-        InvalidInputError: a limit without a run length, or dollars without a price.
+        InvalidInputError: a limit without a run length, dollars without a price, or energy without its figures.
     """
     run = case.run
     if run.max_days is None and run.max_usd is None and run.max_kwh is None:
@@ -125,6 +127,8 @@ def _totals(case: Case, space: Space, scores: Scores) -> dict[str, tuple[float, 
     problems = [] if steps is not None else ["a limit needs the run's length; give --tokens, --samples or --steps"]
     if run.max_usd is not None and (case.price is None or case.price.rent_usd_per_gpu_h is None):
         problems.append(f"no rent price is known for {case.machine.gpu.name}; give --price USD per GPU-hour")
+    if run.max_kwh is not None and case.energy is None:
+        problems.append("max_kwh needs figures of the energy that host and cooling take, and the case has none")
     if problems or steps is None:
         raise InvalidInputError("limits", problems)
     days = money.run_days(steps, scores.step_s)
@@ -147,7 +151,7 @@ def _infeasible(case: Case, space: Space, scores: Scores, exceeded: dict[str, in
         return InfeasibleError(
             f"nothing fits: {case.workload.name} needs {need:.1f} GiB on {case.machine.name} even with "
             f"{format_recipe(space.recipe(smallest))}, and the device has {limit / GIB:.1f} GiB.\n"
-            f"Cheapest way out: a GPU with at least {need:.0f} GiB, or a shorter --seq."
+            f"Cheapest way out: a GPU with at least {math.ceil(need)} GiB, or a shorter --seq."
         )
     lines = [f"nothing keeps the limits ({', '.join(f'{k} refuses {v:,}' for k, v in exceeded.items())})."]
     fitting = np.flatnonzero(scores.fits)

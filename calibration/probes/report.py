@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from calibration.probes.base import Probe, ProbeResult, Row, environment, first_line, free_memory
 from profiles.errors import InvalidInputError, UnknownNameError
+from profiles.files import write_whole
 from profiles.schema import Rate
 
 Progress = Callable[[str, int, int], None]
@@ -76,10 +77,8 @@ def run_one(probe: Probe, device: str, budget_s: float) -> ProbeResult:
 
 
 def write_report(report: ProbeReport, path: Path) -> None:
-    """Writes the report as one JSON object, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(report_json(report), encoding="utf-8")
-    part.replace(path)
+    """Writes the report as one JSON object, whole or not at all. PacelineError if the disk does not take it."""
+    write_whole(path, report_json(report).encode())
 
 
 def report_json(report: ProbeReport) -> str:

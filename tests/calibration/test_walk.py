@@ -24,6 +24,8 @@ from calibration.trace import trace
 from profiles.schema import Config, Preset, Task
 from simulator.outlook import model_flops
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
 LAYERS = 3
 LIMIT_S = 60
 TABLES: dict[Task, str] = {
@@ -217,14 +219,12 @@ def found() -> dict[str, dict[str, Any]]:
     return walk(names())
 
 
-@pytest.mark.slow
 def test_at_least_four_in_five_types_trace(found: dict[str, dict[str, Any]]) -> None:
     traced = [name for name, entry in found.items() if "refused" not in entry]
     assert len(found) > 300
     assert len(traced) >= 0.8 * len(found)
 
 
-@pytest.mark.slow
 def test_every_refusal_is_a_known_one(found: dict[str, dict[str, Any]]) -> None:
     from transformers import __version__
 
@@ -236,7 +236,6 @@ def test_every_refusal_is_a_known_one(found: dict[str, dict[str, Any]]) -> None:
     assert not [name for name, reason in REFUSED.items() if name not in refused and reason != ABSENT]
 
 
-@pytest.mark.slow
 def test_what_traces_has_parameters_products_and_memory(found: dict[str, dict[str, Any]]) -> None:
     """A product has one product in the backward pass per operand that needs a gradient: one or two."""
     for name, entry in found.items():

@@ -63,7 +63,7 @@ def test_what_a_device_lacks_is_absent_and_infinitely_slow(name):
     rates = datasheet_rates(load_gpu(name))
     assert "matmul_bf16_flops_per_s" not in rates
     assert "matmul_tf32_flops_per_s" not in rates
-    assert 1.0 / rate_value(rates, "matmul_bf16_flops_per_s") > 1e200
+    assert 1.0 / rate_value(rates, "matmul_bf16_flops_per_s") > 1e99
     assert rate_value(rates, "matmul_fp16_flops_per_s") == rates["matmul_fp16_flops_per_s"].value
 
 
