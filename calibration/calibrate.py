@@ -23,7 +23,9 @@ from calibration.question import load_or_trace
 from calibration.rows import usable
 from calibration.trial import Trial
 from profiles import store
-from profiles.errors import CampaignError, InvalidInputError
+from profiles.errors import CampaignError, InvalidInputError, PacelineError
+from profiles.files import folders
+from profiles.records import read_measurements
 from profiles.schema import Machine, Measurement, Profile, Rate, Software, Workload
 from simulator.rates import datasheet_profile
 from simulator.steptime import covariance
@@ -248,6 +250,24 @@ def journal_path(machine: str) -> Path:
 
     minor = ".".join(version("torch").split("+")[0].split(".")[:2])
     return store.home() / "measured" / f"{machine}--torch{minor}.jsonl"
+
+
+def known_records(profile: Profile, journal: Path) -> list[Measurement]:
+    """The records behind a profile, as far as their files are still there, and the journal's; none twice."""
+    named = [folder / name for name in profile.measurement_files for folder in folders("measured")]
+    paths = dict.fromkeys(path for path in (*named, journal) if path.exists())
+    return list(dict.fromkeys(record for path in paths for record in read_measurements(path)))
+
+
+def known_workloads(records: Sequence[Measurement], own: Mapping[str, Workload]) -> dict[str, Workload]:
+    """Beside ``own``, the workload of every recorded model that can still be found."""
+    known = dict(own)
+    for name in {r.model for r in records} - set(own):
+        try:
+            known[name] = load_or_trace(name)
+        except PacelineError:
+            continue
+    return known
 
 
 def finished(profile: Profile, records: Sequence[Measurement], journal: Path, seconds: float | None) -> Profile:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from calibration.calibrate import finished, journal_path, now
+from calibration.calibrate import finished, journal_path, known_records, known_workloads, now
 from calibration.evaluate import starting_profile, workloads_of
 from calibration.fit import fit_profile
 from calibration.rows import usable
@@ -71,8 +71,10 @@ def _add(journal: Path, records: list[Measurement]) -> int:
 
 
 def _profile(profile: Profile, journal: Path, workloads: Mapping[str, Workload]) -> Profile:
-    """The profile fitted to all of the journal that can be used."""
-    records = [r for r in read_measurements(journal) if r.model in workloads and usable(r, workloads, profile)]
+    """The profile fitted to its own records and all of the journal's that can be used."""
+    known = known_records(profile, journal)
+    workloads = known_workloads(known, workloads)
+    records = [r for r in known if usable(r, workloads, profile)]
     fitted = replace(
         profile,
         fit=fit_profile(records, workloads, profile.rates),
@@ -80,4 +82,5 @@ def _profile(profile: Profile, journal: Path, workloads: Mapping[str, Workload])
         created_at=now(),
         note="fitted to imported measurements",
     )
-    return finished(fitted, records, journal, None)
+    files = tuple(dict.fromkeys((*profile.measurement_files, journal.name)))
+    return replace(finished(fitted, records, journal, None), measurement_files=files)

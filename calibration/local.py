@@ -32,8 +32,9 @@ _SETTINGS = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""Set for every worker. ``PYTORCH_NVML_BASED_CUDA_CHECK`` and ``OPENBLAS_NUM_THREADS`` keep the process that forks free of
-a GPU context and of threads. Threads that wait must not spin: on a busy CPU that alone made steps three times slower."""
+"""Set for every worker. ``PYTORCH_NVML_BASED_CUDA_CHECK`` and ``OPENBLAS_NUM_THREADS`` keep the process that forks free
+of a GPU context and of threads. Threads that wait must not spin: on a busy CPU that alone tripled step times.
+"""
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 ALLOCATOR = "expandable_segments:True"
 

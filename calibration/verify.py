@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.calibrate import MEASURE_S, finished, journal_path, refit
+from calibration.calibrate import MEASURE_S, finished, journal_path, known_records, known_workloads, refit
 from calibration.campaign import Journal, Measurer, measure_trial, raise_if_all_failed
 from calibration.candidates import make_trial
 from calibration.gate import gated
-from calibration.question import load_or_trace
 from profiles import store
-from profiles.errors import CampaignError, PacelineError
-from profiles.schema import Measurement, Profile, Recipe, Workload
+from profiles.errors import CampaignError
+from profiles.schema import Measurement, Profile, Recipe
 from simulator.case import Case
 from simulator.planning import plan, predict, score
 from simulator.results import Prediction
@@ -65,8 +64,9 @@ def verify(
     """
     device = _here(case)
     journal = Journal(journal_path(case.machine.name))
-    chosen = [(p.recipe, False) for p in plan(case, top).recipes]
-    chosen += [(recipe, True) for recipe in draw(case, extra_random, seed, _known_records(journal.path))]
+    best = [p.recipe for p in plan(case, top).recipes]
+    drawn_now = draw(case, extra_random, seed, known_records(case.profile, journal.path), best)
+    chosen = [(recipe, False) for recipe in best] + [(recipe, True) for recipe in drawn_now]
     runner = measurer or _local()
     verified: list[Verified] = []
     try:
@@ -108,45 +108,33 @@ def _run(case: Case, recipe: Recipe, drawn: bool, device: str, measurer: Measure
     return Verified(recipe=recipe, predicted=predicted, measured=measured, error=error, drawn=drawn)
 
 
-def draw(case: Case, count: int, seed: int, known: Sequence[Measurement]) -> list[Recipe]:
-    """``count`` recipes drawn at random from those that fit, none of them measured before."""
+def draw(case: Case, count: int, seed: int, known: Sequence[Measurement], taken: Sequence[Recipe] = ()) -> list[Recipe]:
+    """``count`` recipes drawn at random from those that fit, none of them measured before or among ``taken``."""
     if not count:
         return []
     space = enumerate_space(case)
     fitting = np.flatnonzero(score(case, space).fits)
-    seen = {(r.model, replace(r.recipe, grad_accum=1)) for r in known}
-    order = np.random.default_rng(seed).permutation(fitting)
+    seen = {_alike(case, r) for r in (*taken, *(k.recipe for k in known if k.model == case.workload.name))}
     drawn: list[Recipe] = []
-    for index in order:
+    for index in np.random.default_rng(seed).permutation(fitting):
         recipe = space.recipe(int(index))
-        if (case.workload.name, replace(recipe, grad_accum=1)) not in seen:
+        if _alike(case, recipe) not in seen:
             drawn.append(recipe)
         if len(drawn) == count:
             break
     return drawn
 
 
+def _alike(case: Case, recipe: Recipe) -> Recipe:
+    """The recipe with its lengths filled in, whatever it accumulates."""
+    return replace(recipe, grad_accum=1, seq=case.seq(recipe), decoder_seq=case.decoder_seq(recipe))
+
+
 def learn(case: Case, fresh: Sequence[Measurement], journal: Path) -> Profile:
-    """The case's profile fitted to the journal's records and the fresh ones, which it keeps as verified."""
-    records = list(_known_records(journal))
-    profile = refit(case.profile, records, _workloads(records, case.workload))
+    """The case's profile fitted to its own records, the journal's and the fresh ones, which it keeps as verified."""
+    records = known_records(case.profile, journal)
+    profile = refit(case.profile, records, known_workloads(records, {case.workload.name: case.workload}))
     profile = finished(profile, records or list(fresh), journal, None)
     verified = [r for r in (*case.profile.verified, *fresh) if r.status == "ok"]
-    return replace(profile, verified=tuple(verified[-50:]))
-
-
-def _known_records(path: Path) -> Sequence[Measurement]:
-    from profiles.records import read_measurements
-
-    return read_measurements(path) if path.exists() else ()
-
-
-def _workloads(records: Sequence[Measurement], own: Workload) -> dict[str, Workload]:
-    """The workload of every recorded model that can still be found."""
-    known = {own.name: own}
-    for name in {r.model for r in records} - {own.name}:
-        try:
-            known[name] = load_or_trace(name)
-        except PacelineError:
-            continue
-    return known
+    files = tuple(dict.fromkeys((*case.profile.measurement_files, *profile.measurement_files)))
+    return replace(profile, provenance="measured", verified=tuple(verified[-50:]), measurement_files=files)
