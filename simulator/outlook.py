@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from profiles.schema import Fit, Measurement, Provenance, Recipe, Workload
 from simulator import money
-from simulator.case import Case, variant_of
+from simulator.case import Case
 from simulator.components import COMPONENTS, Choice, component_seconds, evaluate
 from simulator.memory import PARTS, Memory, memory
 from simulator.results import Prediction
@@ -64,7 +64,8 @@ def model_flops_per_sample(case: Case, recipe: Recipe) -> float:
 
 def model_flops(workload: Workload, seq: int, decoder_seq: int = 0, *, causal_half: bool = True) -> float:
     """FLOPs of one sample, forward and backward, at these lengths; see ``model_flops_per_sample``."""
-    variant = variant_of(workload, "amp", "sdpa", False) or workload.variants[0]
+    plain = [v for v in workload.variants if not v.checkpointed]
+    variant = next((v for v in plain if v.attention == "sdpa"), plain[0])
     row = np.array([[1.0, 1.0, 1.0]]) if workload.fixed_seq else np.array([[1.0, seq, decoder_seq or 1.0]])
     total = 0.0
     for op in variant.ops:

@@ -1,0 +1,261 @@
+"""Scores on the shipped records within golden bounds, and on scripted rows against the definitions."""
+
+import inspect
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from calibration import evaluate
+from calibration.baselines import BASELINES
+from calibration.evaluate import oom_scores, regret, time_scores
+from calibration.rows import memory_within, time_rows
+from profiles.errors import InvalidInputError
+from profiles.files import SHIPPED
+from profiles.records import append_measurement, read_measurements
+from profiles.schema import Fit, Measurement, Recipe
+from profiles.store import load_workload, read_profile
+
+RECORDS = SHIPPED / "measured" / "1xH200"
+CALIBRATED_ON = [RECORDS / "calibration.jsonl", RECORDS / "host_check.jsonl"]
+MODELS = ["pythia-160m", "pythia-1b", "pythia-410m"]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+
+
+@cache
+def golden():
+    """The headline evaluation: rows that no fit saw, from probes and the runs of one calibration."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_HOME", "/nonexistent/paceline")
+        return evaluate(RECORDS / "held_out.jsonl", calibrate_on=CALIBRATED_ON, prior="probes", baselines=True)
+
+
+def test_held_out_step_times_are_within_six_per_cent():
+    scores = golden()["step_time"]
+    assert scores["n"] >= 50
+    assert scores["mape"] <= 0.06
+    assert scores["median"] <= 0.04
+    assert abs(scores["bias"]) <= 0.02
+    assert 0.85 <= scores["coverage90"] <= 1.0
+    assert golden()["step_time_gpu_bound"]["mape"] <= 0.04
+
+
+def test_held_out_memory_is_within_three_per_cent_and_no_fit_is_false():
+    assert golden()["memory"]["median"] <= 0.03
+    assert golden()["memory"]["p95"] <= 0.03
+    oom = golden()["oom"]
+    assert oom["n_oom"] >= 5
+    assert oom["false_fits"] == 0
+    assert oom["recall"] == 1.0
+
+
+def test_what_ran_below_97_per_cent_of_the_limit_is_called_a_fit():
+    fit = read_profile(SHIPPED / "fitted" / "1xH200.json").fit
+    limit = read_profile(SHIPPED / "fitted" / "1xH200.json").machine.gpu.memory_bytes
+    called = []
+    for name in ("held_out", "development"):
+        for record in read_measurements(RECORDS / f"{name}.jsonl"):
+            if record.status == "ok" and record.peak_device_bytes < 0.97 * limit:
+                workload = load_workload(record.model)
+                called.append(memory_within(record, workload, fit, limit).peak_bytes_high[0] <= limit)
+    assert len(called) >= 80
+    assert np.mean(called) >= 0.97
+    assert golden()["oom"]["false_alarm_away_from_limit"] <= 0.03
+
+
+def test_the_records_of_the_headline_are_apart():
+    held = {r.recipe for r in read_measurements(RECORDS / "held_out.jsonl")}
+    seen = [r for path in CALIBRATED_ON for r in read_measurements(path)]
+    same = {
+        (r.model, r.recipe) for r in read_measurements(RECORDS / "held_out.jsonl")
+    } & {(r.model, r.recipe, ) for r in seen}  # fmt: skip
+    assert held
+    assert len(same) <= 2
+    assert golden()["fitted"] == len(seen)
+    assert golden()["scored"] == len(read_measurements(RECORDS / "held_out.jsonl"))
+
+
+def test_each_model_is_also_scored_by_a_fit_that_never_saw_it():
+    scores = golden()["leave_one_model_out"]
+    assert sorted(scores) == MODELS
+    assert sum(s["n"] for s in scores.values()) == golden()["step_time"]["n"]
+    assert all(s["mape"] <= 0.12 for s in scores.values())
+    unseen = sum(s["n"] * s["mape"] for s in scores.values()) / golden()["step_time"]["n"]
+    assert unseen > golden()["step_time"]["mape"], "a model that was measured is known better"
+
+
+def test_every_baseline_is_beaten():
+    scores = golden()["baselines"]
+    assert set(scores) == set(BASELINES)
+    for name, one in scores.items():
+        assert one["n"] == golden()["step_time"]["n"]
+        assert one["mape"] > 2 * golden()["step_time"]["mape"], name
+        assert one["median"] <= one["p95"]
+
+
+def test_the_keys_of_the_answer_are_the_contract_and_plain_json():
+    found = json.loads(json.dumps(golden()))
+    assert {"step_time", "memory", "oom", "regret", "baselines"} <= set(found)
+    assert {"n", "mape", "median", "p95", "bias", "coverage90"} <= set(found["step_time"])
+    assert {"recall", "false_alarm"} <= set(found["oom"])
+    assert {"top1", "top3"} <= set(found["regret"])
+    parts = [found[f"step_time_{part}_bound"]["n"] for part in ("gpu", "host")]
+    assert sum(parts) == found["step_time"]["n"]
+
+
+def test_priors_in_order_of_what_they_know():
+    table = RECORDS / "held_out.jsonl"
+    profile, probes, sheet = (evaluate(table, prior=p)["step_time"]["mape"] for p in ("profile", "probes", "datasheet"))
+    assert profile < probes < sheet
+    assert profile <= 0.06
+    assert sheet <= 0.25
+    assert evaluate(table)["step_time"]["mape"] == profile, "the profile is the default"
+    assert inspect.signature(evaluate).parameters["prior"].default == "profile"
+
+
+def test_a_seed_draws_the_same_rows_again_and_others_with_another():
+    def scored(seed):
+        return evaluate(RECORDS / "development.jsonl", calibrate=12, seed=seed, prior="probes")
+
+    one, again, other = scored(1), scored(1), scored(2)
+    assert one == again
+    assert one["step_time"] != other["step_time"]
+    assert one["fitted"] == 12
+    assert one["fitted"] + one["scored"] == len(read_measurements(RECORDS / "development.jsonl"))
+    assert one["baselines"] is None
+
+
+def test_a_few_rows_help_and_more_help_more():
+    table = RECORDS / "held_out.jsonl"
+    none = evaluate(table, prior="datasheet")["step_time"]["mape"]
+    few, many = (
+        np.mean([evaluate(table, calibrate=n, seed=s, prior="datasheet")["step_time"]["mape"] for s in range(3)])
+        for n in (6, 25)
+    )
+    assert many < few < none
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"prior": "guess"}, ["prior=guess", "profile, probes, datasheet"]),
+        ({"calibrate": -1}, ["calibrate=-1", "0 and more"]),
+        ({"calibrate": 10_000}, ["left to score"]),
+    ],
+)
+def test_bad_options_are_refused(options, parts):
+    with pytest.raises(InvalidInputError) as caught:
+        evaluate(RECORDS / "verified.jsonl", **options)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_table_that_is_not_there_or_holds_nothing_is_told(tmp_path):
+    with pytest.raises(InvalidInputError, match="no such file"):
+        evaluate(tmp_path / "nothing.jsonl")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(InvalidInputError, match="empty"):
+        evaluate(empty)
+
+
+def record(micro_batch, step_s, **facts):
+    recipe = facts.pop("recipe", Recipe(micro_batch=micro_batch, grad_accum=64 // micro_batch, seq=2048))
+    return Measurement(
+        model="pythia-410m",
+        config_hash=load_workload("pythia-410m").config_hash,
+        machine="1xH200",
+        recipe=recipe,
+        status="ok" if step_s else "oom",
+        step_s=step_s,
+        **facts,
+    )
+
+
+def rows_of(records):
+    profile = read_profile(SHIPPED / "fitted" / "1xH200.json")
+    return time_rows(records, {"pythia-410m": load_workload("pythia-410m")}, profile.rates)
+
+
+def test_errors_are_relative_to_what_was_measured():
+    rows = rows_of([record(1, 1.0), record(2, 2.0), record(4, 4.0), record(8, 0.5)])
+    scores = time_scores(rows, np.array([1.1, 1.6, 4.0, 0.5]), np.array([0.1, 0.1, 0.0, 1.0]), Fit(interval_scale=1.0))
+    assert scores["n"] == 4
+    assert scores["mape"] == pytest.approx((0.1 + 0.2) / 4)
+    assert scores["bias"] == pytest.approx((0.1 - 0.2) / 4)
+    assert scores["median"] == pytest.approx(0.05)
+    assert scores["coverage90"] == pytest.approx(0.75), "log 1.1 is inside 0.1, log 0.8 is not"
+
+
+def test_regret_is_the_picks_throughput_over_the_best_one():
+    measured = [record(b, s) for b, s in ((1, 4.0), (2, 3.0), (4, 2.0), (8, 2.5))]
+    rows = rows_of(measured)
+    assert regret(rows, np.array([4.0, 3.0, 2.0, 2.5])) == {"cells": 1, "top1": 1.0, "top3": 1.0}
+    wrong = regret(rows, np.array([1.0, 3.0, 4.0, 2.0]))
+    assert wrong["top1"] == pytest.approx(2.0 / 4.0)
+    assert wrong["top3"] == pytest.approx(2.0 / 2.5)
+
+
+def test_regret_needs_three_recipes_that_are_alternatives():
+    apart = [record(b, 1.0, recipe=Recipe(micro_batch=b, seq=2048)) for b in (1, 2, 4, 8)]
+    assert regret(rows_of(apart), np.ones(4)) == {"cells": 0, "top1": None, "top3": None}
+    pair = [record(1, 1.0), record(2, 2.0)]
+    assert regret(rows_of(pair), np.ones(2))["cells"] == 0
+
+
+def split_of(records):
+    profile = read_profile(SHIPPED / "fitted" / "1xH200.json")
+    workloads = {"pythia-410m": load_workload("pythia-410m")}
+    return SimpleNamespace(scored=records, workloads=workloads, profile=profile), profile
+
+
+def test_out_of_memory_is_scored_by_verdict():
+    small = Recipe(micro_batch=1, seq=2048)
+    large = Recipe(micro_batch=300, seq=2048)
+    records = [
+        record(1, 1.0, recipe=small),
+        record(1, None, recipe=small),
+        record(1, None, recipe=large),
+        record(1, 1.0, recipe=large),
+        replace(record(1, None, recipe=small), status="crash"),
+    ]
+    scores = oom_scores(*split_of(records))
+    assert scores == {
+        "n_oom": 2,
+        "n_ran": 2,
+        "recall": 0.5,
+        "false_fits": 1,
+        "false_alarm": 0.5,
+        "false_alarm_away_from_limit": 0.5,
+    }
+    nothing = oom_scores(*split_of([]))
+    assert (nothing["recall"], nothing["false_alarm"]) == (None, None)
+
+
+def test_out_of_memory_rows_count_toward_calibrate(tmp_path):
+    table = tmp_path / "t.jsonl"
+    for one in (record(300, None, recipe=Recipe(micro_batch=300)), record(1, 2.5), record(2, 2.4), record(4, 2.3)):
+        append_measurement(table, one)
+    fitted = [evaluate(table, calibrate=2, seed=s, prior="probes") for s in range(6)]
+    assert {f["fitted"] for f in fitted} == {2}
+    assert {f["scored"] for f in fitted} == {2}
+    assert {f["step_time"]["n"] for f in fitted} == {1, 2}
+    assert all(math.isfinite(f["step_time"]["mape"]) for f in fitted)
+
+
+def test_lines_that_cannot_be_read_are_reported(tmp_path):
+    table = tmp_path / "t.jsonl"
+    append_measurement(table, record(1, 2.5))
+    with table.open("a") as file:
+        file.write("not json\n")
+    found = evaluate(table)
+    assert found["step_time"]["n"] == 1
+    assert any("line 2" in problem for problem in found["problems"])
