@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from calibration import evaluate, import_table
@@ -28,11 +27,11 @@ RECIPES = [
     for p in ("bf16", "tf32")
     for c in ("none", "full")
 ]
-CSV = """gpu,num_nodes,num_gpus,model_name,seq_len,micro_batch,grad_accum,precision,attention,act_ckpt,optimizer,step_time_s
-A100-80GB,1,1,pythia-410m,2048,8,1,bf16,sdpa,none,adamw_fused,0.31
-A100-80GB,1,1,pythia-410m,2048,16,1,bf16,sdpa,none,adamw_fused,0.60
-A100-80GB,1,1,pythia-410m,2048,16,1,bf16,sdpa,full,adamw_fused,0.75
-A100-80GB,1,1,no-such-model,2048,16,1,bf16,sdpa,full,adamw_fused,0.75
+CSV = """gpu,num_nodes,num_gpus,model_name,seq_len,micro_batch,grad_accum,precision,attention,act_ckpt,step_time_s
+A100-80GB,1,1,pythia-410m,2048,8,1,bf16,sdpa,none,0.31
+A100-80GB,1,1,pythia-410m,2048,16,1,bf16,sdpa,none,0.60
+A100-80GB,1,1,pythia-410m,2048,16,1,bf16,sdpa,full,0.75
+A100-80GB,1,1,no-such-model,2048,16,1,bf16,sdpa,full,0.75
 """
 
 

@@ -65,8 +65,9 @@ def test_an_unknown_model_names_its_neighbours():
 def test_a_file_that_is_no_config_is_one_message(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_text(content)
-    with pytest.raises(InvalidInputError, match="config"):
+    with pytest.raises(InvalidInputError, match=r"config|model_type") as caught:
         build_case(str(path), "1xH200", Run(), {})
+    assert len(caught.value.problems) == 1
 
 
 def test_a_given_price_wins_over_the_listed_one():
@@ -81,9 +82,9 @@ def test_the_machines_own_profile_then_one_gpus_then_the_data_sheet():
     own = best_profile(parse_machine("1xH200"))
     assert own.provenance == "measured"
     assert own.machine.name == "1xH200"
-    eight = best_profile(parse_machine("2x8xH200"))
+    eight = best_profile(parse_machine("2x8xH200@ib400"))
     assert (eight.provenance, eight.fit, eight.rates) == (own.provenance, own.fit, own.rates)
-    assert (eight.machine.name, eight.machine.gpus_per_node, eight.machine.nodes) == ("2x8xH200", 8, 2)
+    assert (eight.machine.name, eight.machine.gpus_per_node, eight.machine.nodes) == ("2x8xH200@ib400", 8, 2)
     sheet = best_profile(parse_machine("1xA100-80GB"))
     assert sheet == datasheet_profile(parse_machine("1xA100-80GB"))
 
@@ -98,7 +99,7 @@ def test_the_newest_profile_of_ones_own_wins_over_the_shipped_one():
 
 def test_a_profile_is_found_by_name_or_refused_with_those_known():
     assert best_profile(parse_machine("1xH200"), "1xH200").machine.name == "1xH200"
-    with pytest.raises(InvalidInputError, match="known: .*1xH200"):
+    with pytest.raises(InvalidInputError, match=r"known: .*1xH200"):
         best_profile(parse_machine("1xH200"), "1xH2OO")
 
 
