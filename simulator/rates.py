@@ -129,13 +129,13 @@ def _overhead_specs() -> list[RateSpec]:
     table = (
         ("kernel_floor_s", 1.6e-6, 1e-6, 0.35),
         ("kernel_ramp_s", 3.5e-6, 0.1e-6, 0.4),
-        ("dispatch_forward_s", 12e-6, 6e-6, 0.3),
-        ("dispatch_backward_s", 12e-6, 6e-6, 0.3),
-        ("dispatch_recompute_s", 22e-6, 10e-6, 0.3),
+        ("dispatch_forward_s", 16e-6, 6e-6, 0.28),
+        ("dispatch_backward_s", 16e-6, 6e-6, 0.28),
+        ("dispatch_recompute_s", 28e-6, 10e-6, 0.28),
         ("dispatch_optimizer_s", 6e-6, 4e-6, 0.3),
         ("compile_bytes_factor", 0.75, 0.75, 0.15),
         ("compile_floor_factor", 0.3, 0.3, 0.3),
-        ("compile_host_factor", 0.15, 0.15, 0.5),
+        ("compile_host_factor", 0.15, 0.15, 0.28),
     )
     return [RateSpec(name=n, of=_constant(g, c), sd_log=s, basis="typical of eager PyTorch") for n, g, c, s in table]
 

@@ -16,6 +16,7 @@ from profiles.schema import Fit, Rate
 from simulator.components import COMPONENTS, INDEX, Group, group_mask
 
 FloatArray = NDArray[np.float64]
+HOST_CORRELATION = 0.9
 SHARPNESS = 6.0
 """Exponent of the p-norm that joins GPU and host time: 2^(1/6), 12 % above either, where they tie."""
 
@@ -107,8 +108,8 @@ MODEL_SD_LOG = {
     "loss": 0.2,
     "dispatch": 0.20,
     "compiled.bytes": 0.20,
-    "compiled.floor": 0.5,
-    "compiled.dispatch": 0.5,
+    "compiled.floor": 0.28,
+    "compiled.dispatch": 0.28,
     "optimizer_dispatch": 0.3,
     "optimizer": 0.15,
     "clip": 0.15,
@@ -157,8 +158,15 @@ _RATE_OF: dict[str, Callable[[str], tuple[str, ...]]] = {
 
 
 def covariance(fit: Fit, rates: dict[str, Rate]) -> FloatArray:
-    """Covariance of the log factors in the order of ``COMPONENTS``: the fit's where it has one, else the prior's."""
-    matrix = np.diag(prior_sd(rates) ** 2)
+    """Covariance of the log factors in the order of ``COMPONENTS``: the fit's where it has one, else the prior's.
+
+    In the prior the host's costs hang together: a slow host is slow at everything.
+    """
+    sd = prior_sd(rates)
+    matrix = np.diag(sd**2)
+    host = np.flatnonzero(group_mask("host"))
+    together = HOST_CORRELATION + (1 - HOST_CORRELATION) * np.eye(len(host))
+    matrix[np.ix_(host, host)] = np.outer(sd[host], sd[host]) * together
     index = [INDEX[c.component] for c in fit.corrections if c.component in INDEX]
     if fit.covariance and len(index) == len(fit.corrections):
         matrix[np.ix_(index, index)] = np.array(fit.covariance)
