@@ -21,6 +21,7 @@ from calibration.fit import fit_profile
 from calibration.gate import gated
 from calibration.question import load_or_trace
 from calibration.rows import usable
+from calibration.seeds import Alternatives, seed_groups
 from calibration.trial import Trial
 from profiles import store
 from profiles.errors import CampaignError, InvalidInputError, PacelineError
@@ -37,6 +38,8 @@ PROBE_SHARE, PROBE_MOST_S, PROBE_LEAST_S = 0.25, 60.0, 10.0
 MEASURE_S = {"cpu": 2.0, "cuda": 1.2}
 MAX_TRIAL_SHARE = 0.15
 """No single trial may take more of the budget."""
+SEED_SHARE = 0.08
+"""No seed but the compiled one may take more of the budget."""
 COMPILE_SHARE = 0.35
 """Compiled shapes are rationed: no more than this share of the time for runs."""
 TARGETS = 400
@@ -169,10 +172,10 @@ class _Campaign:
         if not pool.trials:
             raise CampaignError("no recipe of these models is predicted to fit this machine within the budget")
         open_ = np.ones(len(pool.trials), dtype=bool)
-        seeds = _seeds(pool)
+        seeds = seed_groups(pool)
         try:
             while (left_s := budget_s - (time.monotonic() - begun)) > 0:
-                chosen = self._next(pool, open_, seeds, left_s, COMPILE_SHARE * budget_s)
+                chosen = self._next(pool, open_, seeds, left_s, budget_s)
                 if chosen is None:
                     break
                 open_[chosen] = False
@@ -182,15 +185,16 @@ class _Campaign:
             self.measurer.close()
 
     def _next(
-        self, pool: Pool, open_: NDArray[np.bool_], seeds: list[int], left_s: float, compile_budget_s: float
+        self, pool: Pool, open_: NDArray[np.bool_], seeds: list[Alternatives], left_s: float, budget_s: float
     ) -> int | None:
         costs = pool.fixed_cost_s * (np.median(self.slowness) if self.slowness else 1.0)
         compiled = np.array([t.recipe.compile == "on" for t in pool.trials])
-        allowed = open_ & (costs <= left_s) & (~compiled | (costs <= compile_budget_s - self.compile_s))
+        allowed = open_ & (costs <= left_s) & (~compiled | (costs <= COMPILE_SHARE * budget_s - self.compile_s))
         while seeds:
-            seed = seeds.pop(0)
-            if allowed[seed]:
-                return seed
+            group = seeds.pop(0)
+            affordable = [i for i in group if allowed[i] and (compiled[i] or costs[i] <= SEED_SHARE * budget_s)]
+            if affordable:
+                return affordable[0]
         shares = pool.shares(self.profile)
         targets = shares[self.random.choice(len(shares), min(TARGETS, len(shares)), replace=False)]
         candidates = Candidates(shares=shares, noise=noise_of(pool, self.profile), cost_s=costs)
@@ -210,31 +214,6 @@ class _Campaign:
         if ran:
             fit = fit_profile(self.records, self.workloads, self.profile.rates)
             self.profile = replace(self.profile, fit=fit)
-
-
-def _seeds(pool: Pool) -> list[int]:
-    """Per model the smallest plain run and the costliest; one compiled run; and the one nearest to the memory limit.
-
-    So both what the GPU and what the host decides shows at once, and so does memory where it matters.
-    """
-    seeds: list[int] = []
-    for model in dict.fromkeys(t.model for t in pool.trials):
-        plain = _plain(pool, model, "off")
-        seeds += [plain[0], plain[-1]] if plain else []
-    compiled = [i for model in dict.fromkeys(t.model for t in pool.trials) for i in _plain(pool, model, "on")]
-    return [*seeds, *compiled[len(compiled) // 2 :][:1], int(np.argmax(pool.needed_bytes))]
-
-
-def _plain(pool: Pool, model: str, compile_: str) -> list[int]:
-    """Trials of the model with the first candidate's numerics and attention and nothing special, by rising size."""
-    first = pool.trials[0].recipe
-    alike = replace(first, compile=compile_, checkpointing="none", optimizer="adamw_fused")
-    found = [
-        i
-        for i, t in enumerate(pool.trials)
-        if t.model == model and replace(t.recipe, micro_batch=first.micro_batch, seq=first.seq) == alike
-    ]
-    return sorted(found, key=lambda i: float(pool.seconds[i].sum()))
 
 
 def describe(trial: Trial) -> str:
