@@ -158,6 +158,7 @@ class _Campaign:
         self.records: list[Measurement] = []
         self.compile_s = 0.0
         self.slowness: list[float] = []
+        self.too_large_bytes = float("inf")
 
     def run(self, begun: float, budget_s: float, seqs: Sequence[int], tell: Progress) -> None:
         """Measure until the budget is spent."""
@@ -180,7 +181,9 @@ class _Campaign:
                     break
                 open_[chosen] = False
                 tell(describe(pool.trials[chosen]), 1.0 - left_s / budget_s)
-                self._measure(pool.trials[chosen], float(pool.fixed_cost_s[chosen]))
+                record = self._measure(pool.trials[chosen], float(pool.fixed_cost_s[chosen]))
+                if record.status == "oom":
+                    self.too_large_bytes = min(self.too_large_bytes, float(pool.needed_bytes[chosen]))
         finally:
             self.measurer.close()
 
@@ -189,7 +192,13 @@ class _Campaign:
     ) -> int | None:
         costs = pool.fixed_cost_s * (np.median(self.slowness) if self.slowness else 1.0)
         compiled = np.array([t.recipe.compile == "on" for t in pool.trials])
-        allowed = open_ & (costs <= left_s) & (~compiled | (costs <= COMPILE_SHARE * budget_s - self.compile_s))
+        small_enough = pool.needed_bytes < self.too_large_bytes
+        allowed = (
+            open_
+            & small_enough
+            & (costs <= left_s)
+            & (~compiled | (costs <= COMPILE_SHARE * budget_s - self.compile_s))
+        )
         while seeds:
             group = seeds.pop(0)
             affordable = [i for i in group if allowed[i] and (compiled[i] or costs[i] <= SEED_SHARE * budget_s)]
@@ -201,7 +210,7 @@ class _Campaign:
         known = covariance(self.profile.fit, self.profile.rates)
         return pick(candidates, targets, known, allowed)
 
-    def _measure(self, trial: Trial, expected_s: float) -> None:
+    def _measure(self, trial: Trial, expected_s: float) -> Measurement:
         workload = self.workloads[trial.model]
         record = self.journal.find(trial) or measure_trial(
             trial, self.measurer, self.journal, lambda r: gated(r, workload, self.profile)
@@ -214,6 +223,7 @@ class _Campaign:
         if ran:
             fit = fit_profile(self.records, self.workloads, self.profile.rates)
             self.profile = replace(self.profile, fit=fit)
+        return record
 
 
 def describe(trial: Trial) -> str:

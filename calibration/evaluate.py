@@ -102,7 +102,7 @@ def _split(table: Path, calibrate_on: Path | Sequence[Path] | None, calibrate: i
     scored = [row for i, row in enumerate(rows) if i not in chosen]
     if not rows:
         raise InvalidInputError(f"table {table}", ["no row can be used", *read.problems])
-    profile = starting_profile(rows[0].measurement.machine, prior)
+    profile = starting_profile(_one_machine(table, [*fitted, *scored]), prior)
     workloads = workloads_of([*fitted, *scored])
 
     def keep(some: Sequence[Row]) -> tuple[Measurement, ...]:
@@ -112,6 +112,23 @@ def _split(table: Path, calibrate_on: Path | Sequence[Path] | None, calibrate: i
     return Split(
         fitted=keep(fitted), scored=keep(scored), workloads=workloads, profile=profile, problems=tuple(problems)
     )
+
+
+def _one_machine(table: Path, rows: Sequence[Row]) -> str:
+    """The machine of the rows; of several with one GPU type, the first.
+
+    Raises:
+        InvalidInputError: several GPU types, which one profile cannot describe.
+    """
+    from profiles.machines import parse_machine
+
+    names = sorted({row.measurement.machine for row in rows}, reverse=True)
+    gpus = {parse_machine(name).gpu.name: name for name in names}
+    if len(gpus) > 1:
+        raise InvalidInputError(
+            f"table {table}", [f"several GPU types: {', '.join(sorted(gpus))}; score one at a time"]
+        )
+    return next(iter(gpus.values()))
 
 
 def starting_profile(machine: str, prior: str) -> Profile:

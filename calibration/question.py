@@ -66,7 +66,9 @@ def best_profile(machine: Machine, name: str | None = None) -> Profile:
         named = store.load_profile(name)
         if named is None:
             raise InvalidInputError(f"profile {name}", [f"no such profile; known: {', '.join(store.profile_names())}"])
-        return named
+        if named.machine.gpu.name != machine.gpu.name:
+            raise InvalidInputError(f"profile {name}", [f"it is of {named.machine.gpu.name}, not {machine.gpu.name}"])
+        return replace(named, machine=replace(machine, gpu=named.machine.gpu))
     own = store.load_profile(machine.name)
     single = own or store.load_profile("cpu" if machine.gpu.kind == "cpu" else f"1x{machine.gpu.name}")
     if single is None:

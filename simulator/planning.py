@@ -156,9 +156,11 @@ def _infeasible(case: Case, space: Space, scores: Scores, exceeded: dict[str, in
     lines = [f"nothing keeps the limits ({', '.join(f'{k} refuses {v:,}' for k, v in exceeded.items())})."]
     fitting = np.flatnonzero(scores.fits)
     best = prediction(case, space.recipe(int(fitting[np.argmin(scores.sample_s[fitting])])))
-    usd = "" if best.usd is None else f", ${best.usd:,.0f}"
+    money_ = "" if best.usd is None else f", ${best.usd:,.0f}"
+    energy_ = "" if best.kwh is None else f", {best.kwh:,.0f} kWh"
     lines.append(
-        f"Cheapest way out: the fastest that fits, {format_recipe(best.recipe)}, takes {best.days:.1f} days{usd}."
+        f"Cheapest way out: the fastest that fits, {format_recipe(best.recipe)}, "
+        f"takes {best.days:.1f} days{money_}{energy_}."
     )
     return InfeasibleError("\n".join(lines))
 

@@ -95,13 +95,15 @@ def _component_sd(component: str, rates: dict[str, Rate]) -> float:
             found = [r.sd_log for name, r in rates.items() if any(name.startswith(s) for s in stems(component))]
             if found:
                 return max(*found, MODEL_SD_LOG.get(start, 0.05))
-    return MODEL_SD_LOG.get(component, 0.25)
+    own = [sd for start, sd in MODEL_SD_LOG.items() if component.startswith(start)]
+    return own[0] if own else UNKNOWN_SD_LOG
 
 
+UNKNOWN_SD_LOG = 0.25
 MODEL_SD_LOG = {
     "matmul": 0.06,
     "bmm": 0.3,
-    "attention": 0.10,
+    "attention": 0.15,
     "conv": 0.25,
     "floor": 0.4,
     "power": 0.5,
@@ -129,7 +131,7 @@ MODEL_SD_LOG = {
 
 _RATE_OF: dict[str, Callable[[str], tuple[str, ...]]] = {
     "matmul": lambda c: (f"matmul_{c.split('.')[1]}_flops",),
-    "attention": lambda c: ("attention_{1}_{2}_".format(*c.split(".")),),
+    "attention": lambda c: ("attention_{1}_{2}_hd".format(*c.split(".")),),
     "conv": lambda c: (f"conv_{c.split('.')[1]}_",),
     "floor": lambda _: ("kernel_ramp",),
     "power": lambda _: (),
@@ -160,7 +162,8 @@ _RATE_OF: dict[str, Callable[[str], tuple[str, ...]]] = {
 def covariance(fit: Fit, rates: dict[str, Rate]) -> FloatArray:
     """Covariance of the log factors in the order of ``COMPONENTS``: the fit's where it has one, else the prior's.
 
-    In the prior the host's costs hang together: a slow host is slow at everything.
+    In the prior the host's costs hang together: a slow host is slow at everything. What the fit knows hangs together
+    with nothing that it has not seen.
     """
     sd = prior_sd(rates)
     matrix = np.diag(sd**2)
@@ -169,6 +172,7 @@ def covariance(fit: Fit, rates: dict[str, Rate]) -> FloatArray:
     matrix[np.ix_(host, host)] = np.outer(sd[host], sd[host]) * together
     index = [INDEX[c.component] for c in fit.corrections if c.component in INDEX]
     if fit.covariance and len(index) == len(fit.corrections):
+        matrix[index, :] = matrix[:, index] = 0.0
         matrix[np.ix_(index, index)] = np.array(fit.covariance)
     return matrix
 

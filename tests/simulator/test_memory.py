@@ -10,7 +10,7 @@ import pytest
 
 from profiles.schema import Fit
 from profiles.store import load_workload
-from simulator.components import Choice
+from simulator.components import Choice, evaluate, variant_for
 from simulator.memory import PARTS, UPPER_Z, memory
 
 GIB = 2**30
@@ -133,6 +133,22 @@ def test_every_k_saves_in_proportion_to_its_blocks():
     for interval in (2, 3, 4):
         saved = (none - kept(f"every_{interval}")) / (none - full)
         assert saved == pytest.approx(1 / interval, abs=0.06)
+
+
+def test_each_block_that_is_checkpointed_trades_what_it_saves_for_its_input():
+    def kept(value):
+        found = peaks(replace(PLAIN, checkpointing=value), micro_batches=[16], accumulates=True)
+        return found.peak_bytes[0] / FIT.memory_factor
+
+    size = np.array([[16.0, 2048.0, 0.0]])
+    plain, checkpointed = (
+        float(evaluate(variant_for(workload(), replace(PLAIN, checkpointing=c)).block_saved[0], size)[0])
+        for c in ("none", "full")
+    )
+    assert checkpointed == pytest.approx(16 * 2048 * 1024 * 4, rel=0.01), "the block's fp32 input"
+    assert plain > 5 * checkpointed
+    for sparse, dense, blocks in (("every_4", "every_3", 2), ("every_3", "every_2", 4), ("every_12", "every_4", 4)):
+        assert kept(sparse) - kept(dense) == pytest.approx(blocks * (plain - checkpointed), rel=1e-6)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

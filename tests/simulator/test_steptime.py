@@ -115,7 +115,7 @@ def test_the_covariance_is_the_fits_block_inside_the_prior():
     assert matrix[second, second] == 0.09
     assert matrix[first, second] == matrix[second, first] == -0.01
     rest = [i for i in range(COUNT) if i not in (first, second)]
-    assert matrix[np.ix_(rest, rest)] == pytest.approx(np.diag(prior_sd(RATES)[rest] ** 2))
+    assert matrix[np.ix_(rest, rest)] == pytest.approx(covariance(Fit(), RATES)[np.ix_(rest, rest)])
     assert not matrix[np.ix_(rest, [first, second])].any()
 
 
@@ -128,7 +128,29 @@ def test_the_covariance_is_the_fits_block_inside_the_prior():
     ],
 )
 def test_without_a_usable_covariance_the_prior_holds(fit):
-    assert covariance(fit, RATES) == pytest.approx(np.diag(prior_sd(RATES) ** 2))
+    matrix = covariance(fit, RATES)
+    assert np.diag(matrix) == pytest.approx(prior_sd(RATES) ** 2)
+    assert (matrix == covariance(Fit(), RATES)).all()
+
+
+def test_in_the_prior_only_the_hosts_costs_hang_together():
+    matrix = covariance(Fit(), RATES)
+    host = group_mask("host")
+    sd = prior_sd(RATES)
+    correlation = matrix / np.outer(sd, sd)
+    assert (correlation[np.ix_(host, host)] > 0.5).all()
+    assert (correlation <= 1 + 1e-12).all()
+    assert matrix[~host] == pytest.approx(np.diag(sd**2)[~host])
+    assert np.linalg.eigvalsh(matrix).min() > 0
+
+
+def test_a_fit_of_some_host_costs_leaves_a_covariance_that_can_be():
+    """Only one phase of dispatch was seen, and sharply: the others' prior must not drag variances below zero."""
+    fit = Fit(corrections=(correction("dispatch.forward"),), covariance=((1e-6,),))
+    matrix = covariance(fit, RATES)
+    assert np.linalg.eigvalsh(matrix).min() > 0
+    table = one_row(1e-3, 1.0)
+    assert predictive_sd(table, np.ones(1), fit, RATES)[0] == pytest.approx(1e-3, rel=0.01)
 
 
 def test_one_component_alone_has_the_prior_of_that_component():
