@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calibration.campaign import Journal, Measurer, measure_trial, raise_if_all_failed
 from calibration.candidates import Pool, build_pool, noise_of
-from calibration.choose import Candidates, after, pick
+from calibration.choose import Candidates, pick
 from calibration.fit import fit_profile
 from calibration.gate import gated
 from calibration.question import load_or_trace
@@ -38,6 +38,8 @@ PROBE_SHARE, PROBE_MOST_S, PROBE_LEAST_S = 0.25, 60.0, 10.0
 MEASURE_S = {"cpu": 2.0, "cuda": 1.2}
 MAX_TRIAL_SHARE = 0.15
 """No single trial may take more of the budget."""
+LEAST_TIMEOUT_S = 30.0
+"""A trial that hangs may run past the budget by no more than this."""
 SEED_SHARE = 0.08
 """No seed but the compiled one may take more of the budget."""
 COMPILE_SHARE = 0.35
@@ -85,10 +87,20 @@ def calibrate(
     if not campaign.records:
         raise CampaignError(f"the budget of {budget_s:g} s was spent before the first run; give a longer one")
     profile = finished(campaign.profile, campaign.records, campaign.journal.path, time.monotonic() - begun)
+    profile = replace(profile, verified=_still_verified(here.name, campaign.journal.path))
     path = store.save_profile(profile)
     return Calibration(
         profile=profile, profile_path=path, measurements=tuple(campaign.records), seconds=time.monotonic() - begun
     )
+
+
+def _still_verified(machine: str, journal: Path) -> tuple[Measurement, ...]:
+    """What earlier verifications of this machine found, as far as it is in this journal: same machine, same torch."""
+    earlier = store.load_profile(machine)
+    if earlier is None or not journal.exists():
+        return ()
+    held = set(read_measurements(journal))
+    return tuple(record for record in earlier.verified if record in held)
 
 
 def _check(models: Sequence[str], budget_s: float, machine: str | None) -> tuple[Machine, str, dict[str, Workload]]:
@@ -154,8 +166,9 @@ class _Campaign:
     ) -> None:
         self.profile, self.workloads, self.device, self.measurer = profile, workloads, device, measurer
         self.random = np.random.default_rng(seed)
-        self.journal = Journal(journal_path(profile.machine.name))
+        self.journal = Journal(journal_path(profile.machine.name), retry=("crash", "timeout", "invalid"))
         self.records: list[Measurement] = []
+        self.known = self._earlier()
         self.compile_s = 0.0
         self.slowness: list[float] = []
         self.too_large_bytes = float("inf")
@@ -181,11 +194,26 @@ class _Campaign:
                     break
                 open_[chosen] = False
                 tell(describe(pool.trials[chosen]), 1.0 - left_s / budget_s)
-                record = self._measure(pool.trials[chosen], float(pool.fixed_cost_s[chosen]))
+                trial = pool.trials[chosen]
+                trial = replace(trial, timeout_s=min(trial.timeout_s, max(left_s, LEAST_TIMEOUT_S)))
+                record = self._measure(trial, float(pool.fixed_cost_s[chosen]))
                 if record.status == "oom":
                     self.too_large_bytes = min(self.too_large_bytes, float(pool.needed_bytes[chosen]))
         finally:
             self.measurer.close()
+
+    def _earlier(self) -> tuple[Measurement, ...]:
+        """Records of other models from earlier calibrations of this machine: they stay in the fit."""
+        path = self.journal.path
+        records = read_measurements(path) if path.exists() else ()
+        others = [r for r in records if r.model not in self.workloads and r.status in {"ok", "oom"}]
+        self.all_workloads = known_workloads(others, self.workloads)
+        return tuple(r for r in others if usable(r, self.all_workloads, self.profile))
+
+    def _fitted(self) -> Profile:
+        mine = [r for r in self.records if usable(r, self.all_workloads, self.profile)]
+        fit = fit_profile([*self.known, *mine], self.all_workloads, self.profile.rates)
+        return replace(self.profile, fit=fit)
 
     def _next(
         self, pool: Pool, open_: NDArray[np.bool_], seeds: list[Alternatives], left_s: float, budget_s: float
@@ -221,8 +249,7 @@ class _Campaign:
             self.compile_s += record.trial_s or 0.0
         ran = [r for r in self.records if r.status == "ok"]
         if ran:
-            fit = fit_profile(self.records, self.workloads, self.profile.rates)
-            self.profile = replace(self.profile, fit=fit)
+            self.profile = self._fitted()
         return record
 
 
@@ -281,6 +308,3 @@ def refit(profile: Profile, records: Sequence[Measurement], workloads: Mapping[s
     """The profile fitted again to these records; those that the model has nothing to say of are left out."""
     kept = [r for r in records if usable(r, workloads, profile)]
     return replace(profile, fit=fit_profile(kept, workloads, profile.rates)) if kept else profile
-
-
-__all__ = ["Calibration", "after", "calibrate", "finished", "probe_rates", "refit"]

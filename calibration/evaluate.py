@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from calibration import baselines as simple
 from calibration.fit import fit_profile, in_session
+from calibration.gate import gated
 from calibration.rows import TimeRows, memory_of, noise_log, time_rows, usable
 from calibration.tables import Row, read_table
 from profiles.errors import InvalidInputError
@@ -106,12 +107,17 @@ def _split(table: Path, calibrate_on: Path | Sequence[Path] | None, calibrate: i
     workloads = workloads_of([*fitted, *scored])
 
     def keep(some: Sequence[Row]) -> tuple[Measurement, ...]:
-        return tuple(r.measurement for r in some if usable(r.measurement, workloads, profile))
+        modelled = [r.measurement for r in some if usable(r.measurement, workloads, profile)]
+        return tuple(gated(record, workloads[record.model], profile) for record in modelled)
 
     problems = [p for one in (read, *others) for p in one.problems]
-    return Split(
-        fitted=keep(fitted), scored=keep(scored), workloads=workloads, profile=profile, problems=tuple(problems)
-    )
+    kept_fitted = keep(fitted)
+    seen = set(kept_fitted)
+    unseen = tuple(record for record in keep(scored) if record not in seen)
+    repeated = len(scored) - len([r for r in scored if r.measurement not in seen])
+    if repeated:
+        problems.append(f"{repeated} rows are among those fitted and are not scored")
+    return Split(fitted=kept_fitted, scored=unseen, workloads=workloads, profile=profile, problems=tuple(problems))
 
 
 def _one_machine(table: Path, rows: Sequence[Row]) -> str:

@@ -64,7 +64,7 @@ def fit_profile(
     return replace(
         fit,
         models=tuple(sorted({r.model for r in rows.measurements})),
-        measurements=len(records),
+        measurements=sum(r.status in {"ok", "oom"} for r in records),
         calibrated=calibrated_range(records, workloads),
     )
 

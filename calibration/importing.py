@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from calibration.calibrate import finished, journal_path, known_records, known_workloads, now
+from calibration.calibrate import finished, known_records, known_workloads, now
 from calibration.evaluate import starting_profile, workloads_of
 from calibration.fit import fit_profile
+from calibration.gate import gated
 from calibration.rows import usable
 from calibration.tables import Row, read_table
 from profiles import store
@@ -38,13 +39,19 @@ def import_table(table: Path, *, machine: str | None = None) -> Imported:
     rows = _of_one_machine(table, read.rows, machine, read.problems)
     profile = starting_profile(rows[0].measurement.machine, "probes")
     workloads = workloads_of(rows)
-    kept = [row.measurement for row in rows if usable(row.measurement, workloads, profile)]
+    judged = [
+        gated(row.measurement, workloads[row.measurement.model], profile)
+        for row in rows
+        if usable(row.measurement, workloads, profile)
+    ]
+    kept = [record for record in judged if record.status != "invalid"]
+    problems = (*read.problems, *(f"not used: {r.model}: {r.reason}" for r in judged if r.status == "invalid"))
     if not kept:
-        raise InvalidInputError(f"table {table}", ["no row's recipe is one that is modelled", *read.problems])
-    journal = journal_path(kept[0].machine)
+        raise InvalidInputError(f"table {table}", ["no row's recipe is one that is modelled", *problems])
+    journal = store.home() / "measured" / f"{kept[0].machine}--imported.jsonl"
     fresh = _add(journal, kept)
     path = store.save_profile(_profile(profile, journal, workloads))
-    return Imported(profile_path=path, imported=fresh, problems=read.problems)
+    return Imported(profile_path=path, imported=fresh, problems=problems)
 
 
 def _of_one_machine(

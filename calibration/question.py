@@ -11,7 +11,7 @@ from dataclasses import replace
 from profiles import store
 from profiles.errors import InvalidInputError, PacelineError, UnknownNameError
 from profiles.machines import parse_machine
-from profiles.schema import Machine, Preset, Price, Profile, Workload
+from profiles.schema import Machine, Preset, Price, Profile, Provenance, Workload
 from simulator.case import Case, Run
 from simulator.rates import datasheet_profile
 
@@ -68,12 +68,20 @@ def best_profile(machine: Machine, name: str | None = None) -> Profile:
             raise InvalidInputError(f"profile {name}", [f"no such profile; known: {', '.join(store.profile_names())}"])
         if named.machine.gpu.name != machine.gpu.name:
             raise InvalidInputError(f"profile {name}", [f"it is of {named.machine.gpu.name}, not {machine.gpu.name}"])
-        return replace(named, machine=replace(machine, gpu=named.machine.gpu))
+        moved = named.provenance if named.machine.name == machine.name else _moved(named)
+        return replace(named, machine=replace(machine, gpu=named.machine.gpu), provenance=moved)
     own = store.load_profile(machine.name)
     single = own or store.load_profile("cpu" if machine.gpu.kind == "cpu" else f"1x{machine.gpu.name}")
     if single is None:
         return datasheet_profile(machine)
-    return replace(single, machine=replace(machine, gpu=single.machine.gpu)) if own is None else single
+    if own is not None:
+        return own
+    return replace(single, machine=replace(machine, gpu=single.machine.gpu), provenance=_moved(single))
+
+
+def _moved(profile: Profile) -> Provenance:
+    """What a profile of one GPU is worth on a machine with several of them."""
+    return "transferred" if profile.provenance == "measured" else profile.provenance
 
 
 def build_case(
@@ -118,9 +126,11 @@ def build_case(
 
 
 def _version_warnings(profile: Profile) -> Iterator[str]:
-    """A profile taken with another minor version of torch than is installed: step time and memory may differ."""
+    """What a profile cannot vouch for: several GPUs, and another minor version of torch than is installed."""
     from importlib.metadata import PackageNotFoundError, version
 
+    if profile.machine.gpus_per_node * profile.machine.nodes > 1 and profile.provenance != "measured":
+        yield "several GPUs are taken as data-parallel; their exchange of gradients is from the data sheet"
     measured = profile.software.torch
     if measured is None:
         return
@@ -146,7 +156,7 @@ def published_run(model: str, run: Run, *, batch: bool = True) -> Run:
         run,
         global_batch=run.global_batch or (known.global_batch if batch else None),
         seq=run.seq or known.seq,
-        decoder_seq=run.decoder_seq or known.decoder_seq,
+        decoder_seq=run.decoder_seq or (None if run.seq else known.decoder_seq),
     )
 
 

@@ -229,10 +229,19 @@ def _workload(
         stacks=stacks,
         variants=tuple(variants),
         unavailable=unavailable,
-        warnings=tuple(warnings_for(preset)),
+        warnings=(*warnings_for(preset), *_loop_warnings(variants)),
         transformers_version=transformers.__version__,
         torch_version=torch.__version__.split("+")[0],
     )
+
+
+def _loop_warnings(variants: list[Variant]) -> tuple[str, ...]:
+    """A model that steps through its positions one by one, as transformers does where a fused kernel is missing."""
+    if any(j for variant in variants for op in variant.ops for _, _, j, _ in op.launches):
+        return (
+            "loops over positions, as transformers does without the model's fused kernels; with them it is far faster",
+        )
+    return ()
 
 
 def _layers(config: Any) -> int:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from calibration.calibrate import MEASURE_S, finished, journal_path, known_records, known_workloads, refit
-from calibration.campaign import Journal, Measurer, measure_trial, raise_if_all_failed
+from calibration.campaign import Journal, Measurer, estimate_campaign_s, measure_trial, raise_if_all_failed
 from calibration.candidates import make_trial
 from calibration.gate import gated
+from calibration.trial import Trial
 from profiles import store
 from profiles.errors import CampaignError
 from profiles.schema import Measurement, Profile, Recipe
@@ -68,6 +69,8 @@ def verify(
     drawn_now = draw(case, extra_random, seed, known_records(case.profile, journal.path), best)
     chosen = [(recipe, False) for recipe in best] + [(recipe, True) for recipe in drawn_now]
     runner = measurer or _local()
+    if on_progress:
+        on_progress(f"{len(chosen)} runs, about {_estimate_s(case, [r for r, _ in chosen], device):.0f} s", 0.0)
     verified: list[Verified] = []
     try:
         for index, (recipe, drawn) in enumerate(chosen):
@@ -80,6 +83,17 @@ def verify(
     profile = learn(case, [v.measured for v in verified], journal.path)
     path = store.save_profile(profile)
     return Verification(verified=tuple(verified), best=plan(replace(case, profile=profile), 1).best, profile_path=path)
+
+
+def _estimate_s(case: Case, recipes: Sequence[Recipe], device: str) -> float:
+    """Seconds that the runs will take, from their predicted step times."""
+    steps = [predict(case, recipe).step_s for recipe in recipes]
+    trials = [_trial(case, recipe, device, step_s) for recipe, step_s in zip(recipes, steps, strict=True)]
+    return estimate_campaign_s(trials, steps)
+
+
+def _trial(case: Case, recipe: Recipe, device: str, step_s: float) -> Trial:
+    return make_trial(case.workload, recipe, case.profile, device, VERIFY_FACTOR * MEASURE_S[device], step_s)
 
 
 def _here(case: Case) -> str:
@@ -100,7 +114,7 @@ def _local() -> Measurer:
 def _run(case: Case, recipe: Recipe, drawn: bool, device: str, measurer: Measurer, journal: Journal) -> Verified:
     """Always a fresh run: verification never trusts an old record."""
     predicted = predict(case, recipe)
-    trial = make_trial(case.workload, recipe, case.profile, device, VERIFY_FACTOR * MEASURE_S[device], predicted.step_s)
+    trial = _trial(case, recipe, device, predicted.step_s)
     measured = measure_trial(trial, measurer, journal, lambda r: gated(r, case.workload, case.profile))
     error = None
     if measured.status == "ok" and measured.step_s:
@@ -131,10 +145,13 @@ def _alike(case: Case, recipe: Recipe) -> Recipe:
 
 
 def learn(case: Case, fresh: Sequence[Measurement], journal: Path) -> Profile:
-    """The case's profile fitted to its own records, the journal's and the fresh ones, which it keeps as verified."""
+    """The case's profile fitted to its own records, the journal's and the fresh ones, which it keeps as verified.
+
+    Failures are kept too, so that no plan proposes again what has just run out of memory.
+    """
     records = known_records(case.profile, journal)
     profile = refit(case.profile, records, known_workloads(records, {case.workload.name: case.workload}))
     profile = finished(profile, records or list(fresh), journal, None)
-    verified = [r for r in (*case.profile.verified, *fresh) if r.status == "ok"]
+    verified = [*case.profile.verified, *fresh]
     files = tuple(dict.fromkeys((*case.profile.measurement_files, *profile.measurement_files)))
     return replace(profile, provenance="measured", verified=tuple(verified[-50:]), measurement_files=files)

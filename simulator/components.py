@@ -95,9 +95,16 @@ def evaluate(poly: Poly, sizes: FloatArray) -> FloatArray | float:
 
 
 def component_seconds(
-    workload: Workload, rates: Mapping[str, Rate], choice: Choice, sizes: FloatArray, ranks: int = 1
+    workload: Workload,
+    rates: Mapping[str, Rate],
+    choice: Choice,
+    sizes: FloatArray,
+    ranks: int = 1,
+    network_bytes_per_s_per_gpu: float | None = None,
 ) -> FloatArray:
     """Seconds per component, shape (rows of ``sizes``, components), before any correction.
+
+    ``network_bytes_per_s_per_gpu`` is each GPU's share of its node's network where there are several nodes.
 
     Micro-batch components are per micro-batch; optimizer and sync components per optimizer step.
     """
@@ -106,7 +113,7 @@ def component_seconds(
     for op in variant.ops:
         clock.add(op, _blocks(workload, op, choice))
     clock.add_power()
-    clock.add_step(workload, ranks)
+    clock.add_step(workload, ranks, network_bytes_per_s_per_gpu)
     return clock.seconds
 
 
@@ -240,11 +247,12 @@ class _Clock:
         total = self.seconds[:, group_mask("gpu")].sum(axis=1)
         self._put("power", POWER_DROP * products**2 / np.maximum(total, 1e-300))
 
-    def add_step(self, workload: Workload, ranks: int) -> None:
+    def add_step(self, workload: Workload, ranks: int, network_bytes_per_s: float | None) -> None:
         """The optimizer's pass with gradient clipping, and the all-reduce of gradients between ranks.
 
         Ring all-reduce sends 2 (n − 1) / n of the gradient bytes (Patarasuk and Yuan, 2009). Half is taken to hide
-        under the backward pass; that share is not calibrated yet.
+        under the backward pass; that share is not calibrated yet. Between nodes the network's share of a GPU may be the
+        slowest link.
         """
         name, width = self.choice.optimizer, self.precision.weight_bytes
         moved = optimizers.moved_bytes(name, workload, width)
@@ -258,9 +266,12 @@ class _Clock:
         self._put(f"optimizer_dispatch.{name}", host * self.rate("dispatch_optimizer_s"))
         if ranks > 1:
             wire = 2 * (ranks - 1) / ranks * gradient_bytes
-            self._put("sync", wire * 0.5 / self.rate("all_reduce_bytes_per_s"))
+            slowest = min(self.rate("all_reduce_bytes_per_s"), (network_bytes_per_s or np.inf) * NETWORK_EFFICIENCY)
+            self._put("sync", wire * 0.5 / slowest)
 
 
+NETWORK_EFFICIENCY = 0.7
+"""Share of a network's nominal rate that a large all-reduce sustains, as for links inside a node."""
 CLIP_DISPATCHES = 10
 """Operations that clipping issues whatever the model: norms of lists, stack, norm, scale."""
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from profiles.errors import InvalidInputError
 from profiles.schema import Fit, Measurement, Provenance, Recipe, Workload
 from simulator import money
 from simulator.case import Case
 from simulator.components import COMPONENTS, Choice, component_seconds, evaluate
 from simulator.memory import PARTS, Memory, memory
+from simulator.rates import rate_value
 from simulator.results import Prediction
 from simulator.steptime import StepTimes, log_factors, predictive_sd, step_times
 from simulator.techniques.precision import PRECISIONS, product_flops_per_s
@@ -21,6 +23,9 @@ FloatArray = NDArray[np.float64]
 BEYOND_SD_LOG = 0.04
 """Added to the standard deviation per factor of e by which a size leaves the calibrated range."""
 UNSEEN_MODEL_SD_LOG = 0.03
+UNCALIBRATED_RANKS_SD_LOG = 0.08
+"""Added where several GPUs work together: their exchange, stragglers and overlap were never measured."""
+MAX_BELIEVABLE_MFU = 0.85
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,7 @@ class Outlook:
 
 def outlook(case: Case, choice: Choice, sizes: FloatArray, grad_accum: FloatArray) -> Outlook:
     """Time and memory at rows (micro-batch, seq, decoder seq) of ``sizes``."""
-    seconds = component_seconds(case.workload, case.profile.rates, choice, sizes, case.ranks)
+    seconds = component_seconds(case.workload, case.profile.rates, choice, sizes, case.ranks, _network(case))
     fit = case.profile.fit
     return Outlook(
         seconds=seconds,
@@ -43,6 +48,14 @@ def outlook(case: Case, choice: Choice, sizes: FloatArray, grad_accum: FloatArra
         times=step_times(seconds, grad_accum, log_factors(fit)),
         memory=memory(case.workload, choice, sizes, grad_accum > 1, fit, memory_limit_bytes(case), case.ranks),
     )
+
+
+def _network(case: Case) -> float | None:
+    """Each GPU's share of its node's network in bytes/s; ``None`` on one node."""
+    machine = case.machine
+    if machine.nodes == 1 or machine.network_bytes_per_s_per_node is None:
+        return None
+    return machine.network_bytes_per_s_per_node / machine.gpus_per_node
 
 
 def sizes_of(case: Case, recipe: Recipe, micro_batch: NDArray[np.int64]) -> FloatArray:
@@ -88,6 +101,8 @@ def prediction(case: Case, recipe: Recipe) -> Prediction:
     peaks = view.memory
     limit = memory_limit_bytes(case)
     device = float(peaks.peak_device_bytes[0])
+    mfu = _mfu(case, recipe, batch, step_s)
+    _require_believable(case, recipe, mfu)
     return Prediction(
         recipe=recipe,
         step_s=step_s,
@@ -104,20 +119,40 @@ def prediction(case: Case, recipe: Recipe) -> Prediction:
         days_high=cost.days * spread if cost else None,
         usd=cost.usd if cost else None,
         kwh=cost.kwh if cost else None,
-        mfu=_mfu(case, recipe, batch, step_s),
+        mfu=mfu,
         peak_bytes=round(peaks.peak_bytes[0]),
         peak_reserved_bytes=round(peaks.peak_reserved_bytes[0]),
         peak_device_bytes=round(device),
         peak_bytes_high=round(peaks.peak_bytes_high[0]),
         memory_limit_bytes=limit,
         fit_probability=_normal_cdf((limit - float(peaks.needed_bytes[0])) / max(float(peaks.sd_bytes[0]), 1.0)),
-        fits=bool(peaks.peak_bytes_high[0] <= limit),
+        fits=bool(peaks.peak_bytes_high[0] <= limit) and not _known_oom(case, recipe, warnings),
         provenance=provenance(case),
         time_breakdown_s=_time_breakdown(case.profile.fit, view),
         memory_breakdown_bytes=_memory_breakdown(peaks),
         measured_step_s=_measured_step_s(case, recipe),
+        compile_s=rate_value(case.profile.rates, "compile_s") if recipe.compile == "on" else 0.0,
         warnings=tuple(warnings),
     )
+
+
+def _known_oom(case: Case, recipe: Recipe, warnings: list[str]) -> bool:
+    smallest = ran_out(case, recipe)
+    if smallest is None or recipe.micro_batch < smallest:
+        return False
+    warnings.append(f"a real run of this recipe ran out of memory at micro_batch={smallest}")
+    return True
+
+
+def _require_believable(case: Case, recipe: Recipe, mfu: float | None) -> None:
+    """Nothing, unless the prediction is faster than the machine can be: then the profile is wrong, and says so.
+
+    Raises:
+        InvalidInputError: with the share of the dense peak that the prediction would need.
+    """
+    if mfu is not None and mfu > MAX_BELIEVABLE_MFU and case.machine.gpu.kind != "cpu":
+        share = f"{mfu:.0%} of the dense {PRECISIONS[recipe.precision].product} peak"
+        raise InvalidInputError(f"profile of {case.machine.name}", [f"its prediction needs {share}; calibrate again"])
 
 
 def memory_limit_bytes(case: Case) -> int:
@@ -138,6 +173,8 @@ def _spread(case: Case, recipe: Recipe, view: Outlook, warnings: list[str]) -> f
     fit = case.profile.fit
     sd = float(predictive_sd(view.seconds, view.grad_accum, fit, case.profile.rates)[0])
     beyond = _beyond(case, recipe, warnings) if fit.measurements else 0.0
+    if case.ranks > 1:
+        beyond = math.hypot(beyond, UNCALIBRATED_RANKS_SD_LOG)
     return math.exp(fit.interval_scale * math.hypot(sd, beyond))
 
 
@@ -178,10 +215,25 @@ def _measured_step_s(case: Case, recipe: Recipe) -> float | None:
 
 
 def same_recipe(case: Case, record: Measurement, recipe: Recipe) -> bool:
-    """Whether a record measured this model with this recipe, defaults filled in."""
-    if record.status != "ok" or record.config_hash != case.workload.config_hash:
-        return False
-    return _filled(case, record.recipe) == _filled(case, recipe)
+    """Whether a record ran this model on this machine with this recipe, defaults filled in."""
+    return record.status == "ok" and _of_case(case, record) and _filled(case, record.recipe) == _filled(case, recipe)
+
+
+def ran_out(case: Case, recipe: Recipe) -> int | None:
+    """The smallest micro-batch at which a verified run of this recipe ran out of memory; ``None`` if none did."""
+    alike = replace(recipe, micro_batch=1, grad_accum=1)
+    failed = [
+        r.recipe.micro_batch
+        for r in case.profile.verified
+        if r.status == "oom"
+        and _of_case(case, r)
+        and _filled(case, replace(r.recipe, micro_batch=1, grad_accum=1)) == _filled(case, alike)
+    ]
+    return min(failed, default=None)
+
+
+def _of_case(case: Case, record: Measurement) -> bool:
+    return record.config_hash == case.workload.config_hash and record.machine == case.machine.name
 
 
 def _filled(case: Case, recipe: Recipe) -> tuple[object, ...]:

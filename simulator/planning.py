@@ -13,7 +13,7 @@ from profiles.schema import Recipe
 from simulator import money
 from simulator.case import Case
 from simulator.components import Choice
-from simulator.outlook import memory_limit_bytes, outlook, prediction, same_recipe, sizes_of
+from simulator.outlook import memory_limit_bytes, outlook, prediction, ran_out, same_recipe, sizes_of
 from simulator.recipes import check, complete, format_recipe, parse_recipe
 from simulator.results import Plan, Prediction
 from simulator.space import Space, enumerate_space
@@ -52,6 +52,7 @@ def score(case: Case, space: Space) -> Scores:
     """Step time and memory of every recipe of the space."""
     step = np.empty(len(space))
     high = np.empty(len(space))
+    proven = np.zeros(len(space), dtype=bool)
     for index, recipe in enumerate(space.combinations):
         block = space.block(index)
         micro_batch = space.micro_batch[block]
@@ -59,8 +60,13 @@ def score(case: Case, space: Space) -> Scores:
             case, Choice.of(recipe), sizes_of(case, recipe, micro_batch), space.grad_accum[block].astype(float)
         )
         step[block], high[block] = view.times.step_s, view.memory.peak_bytes_high
+        smallest = ran_out(case, recipe)
+        if smallest is not None:
+            proven[block] = micro_batch >= smallest
     batch = space.micro_batch * space.grad_accum * case.ranks
-    return Scores(step_s=step, sample_s=step / batch, peak_bytes_high=high, fits=high <= memory_limit_bytes(case))
+    return Scores(
+        step_s=step, sample_s=step / batch, peak_bytes_high=high, fits=(high <= memory_limit_bytes(case)) & ~proven
+    )
 
 
 def plan(case: Case, top: int = 10) -> Plan:

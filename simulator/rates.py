@@ -136,6 +136,7 @@ def _overhead_specs() -> list[RateSpec]:
         ("compile_bytes_factor", 0.75, 0.75, 0.15),
         ("compile_floor_factor", 0.3, 0.3, 0.3),
         ("compile_host_factor", 0.15, 0.15, 0.28),
+        ("compile_s", 40.0, 60.0, 0.4),
     )
     return [RateSpec(name=n, of=_constant(g, c), sd_log=s, basis="typical of eager PyTorch") for n, g, c, s in table]
 

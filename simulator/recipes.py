@@ -12,6 +12,8 @@ from profiles.schema import Recipe
 from simulator.case import Case
 from simulator.techniques import TECHNIQUES, Refusal, Technique, Value
 
+ALWAYS_SHOWN = ("micro_batch", "precision", "attention")
+"""Knobs whose default depends on the case; hidden, they would not parse back to themselves."""
 BY_KNOB: dict[str, Technique] = {technique.knob: technique for technique in TECHNIQUES}
 
 
@@ -152,11 +154,11 @@ def _foreign(technique: Technique, recipe: Recipe) -> Refusal | None:
 
 
 def format_recipe(recipe: Recipe, defaults_hidden: bool = True) -> str:
-    """Text that parses back to the same recipe; knobs at their stored default are left out, but for the micro-batch."""
+    """Text that parses back to the same recipe; knobs at their stored default are left out where every case has it."""
     named = {field.name: (getattr(recipe, field.name), field.default) for field in fields(recipe)}
     shown = {
         knob: value
         for knob, (value, default) in named.items()
-        if value is not None and (knob == "micro_batch" or not defaults_hidden or value != default)
+        if value is not None and (knob in ALWAYS_SHOWN or not defaults_hidden or value != default)
     }
     return ",".join(f"{knob}={value}" for knob, value in shown.items())

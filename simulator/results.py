@@ -14,7 +14,8 @@ class Prediction:
     ``step_s`` is seconds per optimizer step; ``step_s_low`` and ``step_s_high`` bound it at 90 %. Memory is bytes per
     GPU: ``peak_bytes`` torch's peak allocated, ``peak_reserved_bytes`` with allocator slack, ``peak_device_bytes`` with
     context; ``peak_bytes_high`` is the device total's upper bound and alone decides ``fits``. ``mfu`` counts causal
-    attention at half and no input embedding, against the data sheet's dense peak. ``None`` is unknown.
+    attention at half and no input embedding, against the data sheet's dense peak. ``compile_s`` is the one-off cost of
+    compiling one shape, not part of a step. ``None`` is unknown.
     """
 
     recipe: Recipe
@@ -44,6 +45,7 @@ class Prediction:
     time_breakdown_s: dict[str, float] = field(default_factory=dict)
     memory_breakdown_bytes: dict[str, int] = field(default_factory=dict)
     measured_step_s: float | None = None
+    compile_s: float = 0.0
     warnings: tuple[str, ...] = ()
 
     @property

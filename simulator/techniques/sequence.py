@@ -65,7 +65,7 @@ def _refuse_length(knob: str, length: int, own: int, workload: Workload) -> Refu
     if workload.fixed_seq and length != own:
         reason = f"{workload.name} has {own} positions, fixed by its config, not {length}"
         return Refusal(knob=knob, rule="seq_fixed_by_config", reason=reason, nearest=f"{knob}={own}")
-    if workload.max_seq is not None and length > workload.max_seq:
+    if not workload.fixed_seq and workload.max_seq is not None and length > workload.max_seq:
         reason = f"{knob} {length} is beyond the position table of {workload.name}, which ends at {workload.max_seq}"
         return Refusal(knob=knob, rule="seq_beyond_positions", reason=reason, nearest=f"{knob}={workload.max_seq}")
     return None
