@@ -12,7 +12,7 @@ from calibration.measuring import measured_accumulations
 from calibration.trial import Trial
 from calibration.windows import Clock
 from profiles.errors import CampaignError
-from profiles.records import append_measurement, identity, measurement_identity, read_measurements
+from profiles.records import append_measurement, identity, measurement_identity, read_measurements_and_problems
 from profiles.schema import Measurement, Status
 
 WORKER_START_S = 10.0
@@ -102,15 +102,18 @@ def raise_if_all_failed(records: Sequence[Measurement]) -> None:
 
 
 class Journal:
-    """The records of a campaign in an append-only file, and which trials they answer."""
+    """The records of a campaign in an append-only file, and which trials they answer.
+
+    ``problems`` says which lines of the file could not be used, and why; the trials behind them are measured again.
+    """
 
     def __init__(self, path: Path, retry: Collection[Status] = ()) -> None:
         self.path = path
         self._known: dict[str, Measurement] = {}
-        if path.exists():
-            for record in read_measurements(path):
-                if record.status not in retry:
-                    self._remember(record)
+        records, self.problems = read_measurements_and_problems(path) if path.exists() else ((), ())
+        for record in records:
+            if record.status not in retry:
+                self._remember(record)
 
     def find(self, trial: Trial) -> Measurement | None:
         """The newest record of this trial, if there is one."""

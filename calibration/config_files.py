@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ MAPPINGS: dict[Task, tuple[tuple[str, str], ...]] = {
 NOISE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
 """Keys of a published config that say nothing about the architecture."""
 REMOTE_CODE = ("auto_map", "trust_remote_code")
-"""Keys by which a config asks for code of its own. It is never run."""
+"""Keys by which a config asks for code of its own. Such a config is refused: its code is never run, and transformers'
+class of that name may be another model.
+"""
 
 DEPTH_FIELDS = (
     "num_hidden_layers",
@@ -109,29 +112,32 @@ def read(path: Path) -> ConfigFile:
 
 def check(config: Config, subject: str) -> None:
     """Nothing, for a config that names a native type and possible sizes; raises like ``read`` for any other."""
-    if not isinstance(config.get("model_type"), str):
-        raise InvalidInputError(subject, [_no_model_type(config), *_size_problems(config)])
-    require_native(config, subject)
-    problems = [*_missing(config, config["model_type"]), *_size_problems(config)]
+    model_type = config.get("model_type")
+    problems = [*_remote_code(config), *_size_problems(config)]
+    if not isinstance(model_type, str):
+        problems.insert(0, _no_model_type(config))
+    elif model_type in native_types():
+        problems += _missing(config, model_type)
+    elif problems:
+        problems.insert(0, UnknownNameError("model_type", model_type, native_types()).problems[0])
     if problems:
         raise InvalidInputError(subject, problems)
+    require_native(config, subject)
 
 
 def require_native(config: Config, subject: str) -> None:
     """Nothing, for a type that transformers itself defines; code that a config brings along is never run.
 
     Raises:
-        InvalidInputError: no type, or a foreign one with code of its own.
+        InvalidInputError: no type, or code of its own asked for.
         UnknownNameError: a foreign type.
     """
     model_type, known = config.get("model_type"), native_types()
     if not isinstance(model_type, str):
         raise InvalidInputError(subject, [_no_model_type(config)])
-    asked = next((config[key] for key in REMOTE_CODE if config.get(key)), None)
-    if model_type not in known and asked:
-        problem = f"model_type {model_type!r} is not part of transformers, and the config asks for code of its own"
-        allowed = "that is never executed; allowed: a model_type that transformers defines"
-        raise InvalidInputError(subject, [f"{problem} ({asked}); {allowed}"])
+    problems = list(_remote_code(config))
+    if problems:
+        raise InvalidInputError(subject, problems)
     if model_type not in known:
         raise UnknownNameError("model_type", model_type, known)
 
@@ -161,6 +167,18 @@ def _load(path: Path) -> Config:
         kind = type(raw).__name__
         raise InvalidInputError(subject, [f"holds a JSON {kind}; a transformers config is an object with a model_type"])
     return raw
+
+
+def _remote_code(raw: Config, prefix: str = "") -> Iterator[str]:
+    for key, value in raw.items():
+        if isinstance(value, dict) and key not in REMOTE_CODE:
+            yield from _remote_code(value, f"{prefix}{key}.")
+    asked = ", ".join(f"{prefix}{key}" for key in REMOTE_CODE if raw.get(key))
+    if asked:
+        yield (
+            f"asks for code of its own ({asked}), which is never executed; remove {asked} to use transformers' own "
+            "class of that model_type if that is what you want"
+        )
 
 
 def _no_model_type(raw: Config) -> str:
@@ -214,8 +232,13 @@ def _size_problems(raw: Config, prefix: str = "") -> Iterator[str]:
             yield from _size_problems(value, f"{prefix}{key}.")
         elif key in _POSITIVE:
             sizes = value if isinstance(value, list) else [value]
-            if any(isinstance(size, int | float) and size <= 0 for size in sizes):
-                yield f"{prefix}{key} is {value}; allowed: 1 or more"
+            if not all(_is_size(size) for size in sizes):
+                yield f"{prefix}{key} is {value!r}; allowed: a number from 1"
+
+
+def _is_size(size: object) -> bool:
+    """Whether it may be a size; ``None`` leaves it to the class."""
+    return size is None or (isinstance(size, int | float) and 0 < size < math.inf)
 
 
 def _task(raw: Config, model_type: str, subject: str) -> Task:

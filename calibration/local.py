@@ -110,6 +110,8 @@ class LocalMeasurer:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
+        if not hasattr(os, "fork"):
+            raise CampaignError(f"measuring needs a platform with fork, such as Linux; {sys.platform} has none")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", "calibration.worker"],

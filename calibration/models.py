@@ -131,8 +131,6 @@ def _ignored(config: Config) -> Iterator[str]:
     for key in ATTENTION_KEYS:
         if config.get(key) == "eager":
             yield f"the config asks for {key}: eager; the recipe's attention knob decides, and sdpa needs less memory"
-    if any(config.get(key) for key in config_files.REMOTE_CODE):
-        yield f"the config asks for code of its own; it is not run: transformers' own {config['model_type']} is used"
     if config.get("quantization_config"):
         yield "quantization_config is ignored: pre-training starts from unquantised weights"
 

@@ -147,11 +147,11 @@ def _alike(case: Case, recipe: Recipe) -> Recipe:
 def learn(case: Case, fresh: Sequence[Measurement], journal: Path) -> Profile:
     """The case's profile fitted to its own records, the journal's and the fresh ones, which it keeps as verified.
 
-    Failures are kept too, so that no plan proposes again what has just run out of memory.
+    Running out of memory is kept too, so that no plan proposes again what has just run out of memory.
     """
     records = known_records(case.profile, journal)
     profile = refit(case.profile, records, known_workloads(records, {case.workload.name: case.workload}))
     profile = finished(profile, records or list(fresh), journal, None)
-    verified = [*case.profile.verified, *fresh]
+    verified = [r for r in (*case.profile.verified, *fresh) if r.status in {"ok", "oom"}]
     files = tuple(dict.fromkeys((*case.profile.measurement_files, *profile.measurement_files)))
     return replace(profile, provenance="measured", verified=tuple(verified[-50:]), measurement_files=files)

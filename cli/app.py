@@ -96,7 +96,8 @@ def plan(asked: Asked) -> None:
 def predict(asked: Asked) -> None:
     """Time and memory of one recipe, with both breakdowns.
 
-    Knobs that --recipe does not name are at their defaults. A recipe that does not fit is an answer too.
+    Knobs that --recipe does not name are at their defaults. A recipe that does not fit, or that breaks a limit, is an
+    answer too.
     """
     import simulator
     from cli import contract, question
@@ -105,7 +106,10 @@ def predict(asked: Asked) -> None:
     case = question.read(asked, published_batch=False).case
     answer = simulator.predict(case, complete(case.fixed, case))
     if asked.json:
-        return contract.show({**contract.question_json(case), **contract.prediction_json(case, answer)})
+        kept = contract.within_limits(case, answer)
+        return contract.show(
+            {**contract.question_json(case), **contract.prediction_json(case, answer), "within_limits": kept}
+        )
     from cli import render
 
     render.show_prediction(case, answer)
@@ -122,7 +126,8 @@ def calibrate(
 ) -> None:
     """Measure this machine: probes and real steps become its profile.
 
-    Stays within the time budget. Stopped by Ctrl-C, the same command goes on where it was.
+    No run starts once the time budget is spent; one that hangs is ended at its timeout. Stopped by Ctrl-C, the same
+    command goes on where it was.
     """
     from cli import measuring
 
@@ -175,7 +180,14 @@ def evaluate(
 
 
 @app.command("import")
-def import_(table: Table, *, machine: Machine = None, json: Json = False) -> None:
+def import_(
+    table: Table,
+    *,
+    machine: Annotated[
+        str | None, typer.Option("--machine", "-m", metavar="M", help="Default: the only machine in the table.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """Bring measurements from elsewhere into a profile."""
     from cli import measuring
 

@@ -50,6 +50,13 @@ def prediction_json(case: Case, prediction: Prediction) -> Json:
     return {**asdict(prediction), "recipe": recipe_json(case, prediction.recipe), "verdict": prediction.verdict}
 
 
+def within_limits(case: Case, prediction: Prediction) -> dict[str, bool | None]:
+    """Per limit that was given, whether the recipe keeps it; ``None`` if its total is unknown."""
+    totals = {"max_days": prediction.days, "max_usd": prediction.usd, "max_kwh": prediction.kwh}
+    limits = {name: limit for name in totals if (limit := getattr(case.run, name)) is not None}
+    return {name: None if (total := totals[name]) is None else bool(total <= limit) for name, limit in limits.items()}
+
+
 def plan_json(case: Case, plan: Plan) -> Json:
     """The ranked recipes, four to compare with, and what was left out and why."""
     marks = {"best": plan.best, "median": plan.median, "worst": plan.worst, "naive": plan.naive}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import profiles
+import profiles.store
 from profiles.errors import PacelineError
 from profiles.schema import Machine
 
@@ -138,7 +139,16 @@ def _home() -> list[Check]:
     ]
 
 
-CHECKS: tuple[Callable[[], list[Check]], ...] = (_versions, _names, _compiler, _devices, _profile, _home)
+def _measurements() -> list[Check]:
+    problems = profiles.store.measurement_problems()
+    if not problems:
+        return [Check(name="measurements", state="ok", found="no damaged line in the user's files")]
+    more = f"; {len(problems) - 1} more" if len(problems) > 1 else ""
+    found = f"damaged lines are left out: {problems[0]}{more}"
+    return [Check(name="measurements", state="warn", found=found, needed_for="fitting to every run")]
+
+
+CHECKS: tuple[Callable[[], list[Check]], ...] = (_versions, _names, _compiler, _devices, _profile, _home, _measurements)
 
 
 def show(checks: list[Check], *, as_json: bool) -> None:

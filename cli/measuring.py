@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from simulator import Case
 
 SMALL_MODEL = {"cpu": "pythia-14m", "cuda": "pythia-160m"}
+MOST_TOLD = 10
 PRIORS = ("profile", "probes", "datasheet")
 
 
@@ -36,9 +37,23 @@ def calibrate(models: Sequence[str], *, budget: str, machine: str | None, seed: 
         done = calibration.calibrate(
             models or [default_model()], budget_s=budget_s, machine=machine, seed=seed, on_progress=tell
         )
+    tell_damage()
     if as_json:
         return contract.show(contract.calibration_json(done))
     show_calibration(done)
+
+
+def tell_damage() -> None:
+    """Say on standard error which lines of the user's measurements could not be used."""
+    import typer
+
+    from profiles.store import measurement_problems
+
+    problems = measurement_problems()
+    for problem in problems[:MOST_TOLD]:
+        typer.echo(problem, err=True)
+    if len(problems) > MOST_TOLD:
+        typer.echo(f"{len(problems) - MOST_TOLD} more lines skipped; paceline doctor counts them", err=True)
 
 
 def show_calibration(done: Calibration) -> None:
@@ -67,6 +82,7 @@ def verify(asked: Asked, *, extra_random: int) -> None:
     read = question.read(asked, here=True)
     with progress("verifying") as tell:
         done = calibration.verify(read.case, top=read.top, extra_random=extra_random, on_progress=tell)
+    tell_damage()
     if asked.json:
         return contract.show(contract.verification_json(read.case, done))
     show_verification(read.case, done)
@@ -164,6 +180,7 @@ def import_table(table: Path, *, machine: str | None, as_json: bool) -> None:
     import calibration
 
     done = calibration.import_table(table, machine=machine)
+    tell_damage()
     if as_json:
         return contract.show({"profile": done.profile_path, "imported": done.imported, "problems": list(done.problems)})
     from cli import render

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = TypeVar("P")
+LONGEST_SEQ = 10**8
+MOST_SHOWN = 10**4
+MOST_STEPS = 10**12
+MOST_COUNTED = 1e18
+COUNTS = "a number from 1 to 1e18, with K, M, B or T for 1e3, 1e6, 1e9, 1e12, such as 300B"
 MACHINE_EXAMPLES = "1xH200, 4xA100-80GB, 2x8xH100-80GB@8xib400, cpu"
 
 
@@ -79,7 +84,7 @@ def read(asked: Asked, *, here: bool = False, published_batch: bool = True) -> Q
         problems.add("--machine", f"is required; for example {MACHINE_EXAMPLES}")
     run, fixed = _run(asked, problems), _fixed(asked, problems)
     price = problems.parse(_amount("--price"), asked.price)
-    top = problems.parse(_whole("--top"), asked.top)
+    top = problems.parse(_whole("--top", MOST_SHOWN), asked.top)
     if problems.errors:
         _names(asked.model, machine, problems)
     problems.raise_any()
@@ -119,9 +124,9 @@ def _run(asked: Asked, problems: Problems) -> Run:
     return Run(
         tokens=problems.parse(_count("--tokens"), asked.tokens),
         samples=problems.parse(_count("--samples"), asked.samples),
-        steps=problems.parse(_whole("--steps"), asked.steps),
-        seq=problems.parse(_whole("--seq"), asked.seq),
-        decoder_seq=problems.parse(_whole("--decoder-seq"), asked.decoder_seq),
+        steps=problems.parse(_whole("--steps", MOST_STEPS), asked.steps),
+        seq=problems.parse(_whole("--seq", LONGEST_SEQ), asked.seq),
+        decoder_seq=problems.parse(_whole("--decoder-seq", LONGEST_SEQ), asked.decoder_seq),
         global_batch=batch,
         global_batch_tolerance=tolerance,
         max_days=problems.parse(_amount("--max-days"), asked.max_days),
@@ -141,9 +146,8 @@ def _fixed(asked: Asked, problems: Problems) -> Mapping[str, object]:
 
 
 def _count(option: str) -> Callable[[str], float]:
-    from simulator.units import parse_count
-
-    return lambda text: parse_count(text, option)
+    """A parser of counts of tokens or samples."""
+    return lambda text: _bounded(option, text, MOST_COUNTED, COUNTS)
 
 
 def _amount(option: str) -> Callable[[str], float]:
@@ -152,17 +156,31 @@ def _amount(option: str) -> Callable[[str], float]:
     return lambda text: parse_amount(text, option)
 
 
-def _whole(option: str) -> Callable[[str], int]:
+def _whole(option: str, most: int) -> Callable[[str], int]:
     """A parser of whole numbers; ``10k`` and ``1e3`` are some too."""
-    from simulator.units import parse_count
+    from simulator.units import refused
+
+    allowed = f"a whole number from 1 to {most:,}"
 
     def parse(text: str) -> int:
-        value = parse_count(text, option)
+        value = _bounded(option, text, most, allowed)
         if not value.is_integer():
-            raise InvalidInputError(option, [f"{text!r} is not allowed; allowed: a whole number from 1"])
+            raise refused(option, text, allowed)
         return int(value)
 
     return parse
+
+
+def _bounded(option: str, text: str, most: float, allowed: str) -> float:
+    from simulator.units import parse_count, refused
+
+    try:
+        value = parse_count(text, option)
+    except InvalidInputError:
+        raise refused(option, text, allowed) from None
+    if not 1 <= value <= most:
+        raise refused(option, text, allowed)
+    return value
 
 
 def duration_s(option: str, text: str) -> float:

@@ -90,8 +90,14 @@ def show_predictions(case: Case, named: Mapping[str, Prediction], shared: Mappin
         folds=["recipe"],
     )
     for name, one in named.items():
-        made.add_row(name, knobs_text(_own_knobs(case, one, shared), short=True), *_numbers(one))
+        made.add_row(name, _recipe_cell(case, one, shared), *_numbers(one))
     console().print(made)
+
+
+def _recipe_cell(case: Case, one: Prediction, shared: Mapping[str, object]) -> Cell:
+    """The row's own knobs, and the batch that it really has where the asked one may be missed."""
+    knobs = knobs_text(_own_knobs(case, one, shared), short=True)
+    return f"{knobs} batch {one.global_batch:,}" if case.run.global_batch_tolerance > 0 else knobs
 
 
 def _own_knobs(case: Case, one: Prediction, shared: Mapping[str, object]) -> dict[str, object]:
@@ -132,7 +138,8 @@ def header(case: Case) -> list[str]:
     parts = [f"{human.count(value)} {name}" for name, value in length.items() if value is not None]
     parts.append(f"seq {recipe_seq or run.seq or case.workload.seq:,}")
     if run.global_batch is not None:
-        parts.append(f"global batch {run.global_batch:,}")
+        tolerance = f" ± {human.percent(run.global_batch_tolerance)}" if run.global_batch_tolerance > 0 else ""
+        parts.append(f"global batch {run.global_batch:,}{tolerance}")
     if case.price is not None and case.price.rent_usd_per_gpu_h is not None:
         said = f"{case.price.provider} {case.price.date}".strip()
         parts.append(f"{human.usd(case.price.rent_usd_per_gpu_h)} per GPU-hour ({said})")
@@ -159,11 +166,20 @@ def show_prediction(case: Case, one: Prediction) -> None:
     for row in _facts(one):
         facts.add_row(*row)
     console().print(facts)
+    show_lines(limit_lines(case, one))
     show_lines([""])
     _show_breakdown("time per step", one.time_breakdown_s, human.seconds, one.step_s)
     show_lines([""])
     _show_breakdown("memory", one.memory_breakdown_bytes, _gib_text, one.peak_device_bytes)
     show_warnings(one.warnings)
+
+
+def limit_lines(case: Case, one: Prediction) -> list[str]:
+    """Per limit that was given: whether the recipe keeps it."""
+    from cli.contract import within_limits
+
+    words = {True: "kept", False: "NOT kept", None: "unknown, the run has no length or no price"}
+    return [f"{name} {getattr(case.run, name):g}: {words[kept]}" for name, kept in within_limits(case, one).items()]
 
 
 def _facts(one: Prediction) -> list[tuple[Cell, Cell, Cell, Cell]]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import io
 import json
 import os
+import stat
 import tomllib
 import zlib
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SHIPPED = Path(__file__).resolve().parent
+LARGEST_FILE_BYTES = 256 * 10**6
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _KEYWORD_PROBLEMS = ("unexpected_keyword_argument", "extra_forbidden")
 
@@ -62,17 +65,30 @@ def read_bytes(path: Path) -> bytes:
     """Content of a file, unpacked if it ends in ``.gz``.
 
     Raises:
-        InvalidInputError: the file is missing, unreadable, or a broken gzip file.
+        InvalidInputError: the file is missing, unreadable, no regular file, too large, or a broken gzip file.
     """
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
+        found = path.stat()
+        data = path.read_bytes() if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST_FILE_BYTES else None
+        if data is not None and path.suffix == ".gz":
+            data = _unpacked(data)
     except FileNotFoundError as error:
         raise InvalidInputError(str(path), ["no such file"]) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InvalidInputError(str(path), [f"a truncated or corrupted gzip file: {error}"]) from error
     except OSError as error:
         raise InvalidInputError(str(path), [f"cannot be read: {error.strerror or error}"]) from error
+    if data is None:
+        problem = f"cannot be read: allowed is a regular file of at most {LARGEST_FILE_BYTES // 10**6} MB"
+        raise InvalidInputError(str(path), [problem])
+    return data
+
+
+def _unpacked(data: bytes) -> bytes | None:
+    """Content of a gzip file; ``None`` if it is larger than a file may be."""
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+        content = stream.read(LARGEST_FILE_BYTES + 1)
+    return content if len(content) <= LARGEST_FILE_BYTES else None
 
 
 def read_text(path: Path) -> str:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from profiles.consistency import measurement_problems
 from profiles.errors import InvalidInputError, PacelineError
 from profiles.files import parse_json, read_bytes, to_json, to_plain
 from profiles.schema import Measurement, Recipe
@@ -90,7 +91,11 @@ def _read_line(line: bytes, subject: str) -> Measurement:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInputError(subject, [f"not UTF-8 text: {error.reason} at byte {error.start}"]) from error
-    return parse_json(Measurement, text, subject)
+    measurement = parse_json(Measurement, text, subject)
+    problems = measurement_problems(measurement)
+    if problems:
+        raise InvalidInputError(subject, problems)
+    return measurement
 
 
 def _append(descriptor: int, line: bytes) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from profiles.catalogue import gpu_names, load_gpu, load_preset, preset_names
+from profiles.consistency import profile_problems
 from profiles.errors import InvalidInputError
 from profiles.files import file_stem, folders, home, list_files, load_json, to_json, write_whole
 from profiles.prices import energy, prices, purchase_price, rent_price
@@ -33,6 +34,7 @@ __all__ = [
     "load_profile",
     "load_workload",
     "measurement_identity",
+    "measurement_problems",
     "preset_names",
     "prices",
     "profile_names",
@@ -101,11 +103,13 @@ def load_profile(machine_name: str) -> Profile | None:
 def read_profile(path: Path) -> Profile:
     """The profile in one file. Raises InvalidInputError with every problem."""
     profile = load_json(Profile, path)
+    problems = profile_problems(profile)
     try:
         _moment(profile.created_at)
-    except ValueError as error:
-        problem = f"created_at: must be an ISO date and time, got {profile.created_at!r}"
-        raise InvalidInputError(str(path), [problem]) from error
+    except ValueError:
+        problems.append(f"created_at: must be an ISO date and time, got {profile.created_at!r}")
+    if problems:
+        raise InvalidInputError(str(path), problems)
     return profile
 
 
@@ -123,6 +127,12 @@ def save_profile(profile: Profile, folder: Path | None = None) -> Path:
 def profile_names() -> tuple[str, ...]:
     """Names, as files spell them, of every machine that has a profile."""
     return tuple(sorted({_machine_of(path) for folder in folders("fitted") for path in list_files(folder, (".json",))}))
+
+
+def measurement_problems() -> tuple[str, ...]:
+    """One line for every line of the user's files of measurements that cannot be used: file, number, reason."""
+    paths = list_files(home() / "measured", (".jsonl",))
+    return tuple(problem for path in paths for problem in read_measurements_and_problems(path)[1])
 
 
 def _machine_of(path: Path) -> str:

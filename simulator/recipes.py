@@ -81,8 +81,9 @@ def _pairs(source: str | Mapping[str, object]) -> list[tuple[str, object]]:
 def _json_pairs(text: str) -> list[tuple[str, object]]:
     try:
         pairs = json.loads(text, object_pairs_hook=list)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidInputError("recipe", [f"not a JSON object: {error}"]) from None
+    except (ValueError, RecursionError) as error:  # a number may have too many digits to be read
+        reason = str(error).partition(";")[0]
+        raise InvalidInputError("recipe", [f"not a JSON object that can be used: {reason}"]) from None
     return [(str(knob), value) for knob, value in pairs]
 
 

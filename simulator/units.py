@@ -21,8 +21,11 @@ WH_PER_KWH = 1000.0
 
 _COUNT_SUFFIX = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _DURATION_SUFFIX_S = {"s": 1.0, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S}
-_NUMBER = r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+_WHOLE = r"[0-9]+(?:_[0-9]+)*"
+_NUMBER = rf"{_WHOLE}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _LARGEST_BATCH = 10**9
+_MOST_DIGITS = 12
+_LONGEST_SHOWN = 60
 
 
 def to_gib(size_bytes: float) -> float:
@@ -51,7 +54,7 @@ def parse_count(text: str, what: str = "count") -> float:
         count = float(match[1]) * _COUNT_SUFFIX[match[2].upper()]
         if 0 < count < math.inf:
             return count
-    raise _refused(what, text, "a number above zero, with K, M, B or T for 1e3, 1e6, 1e9, 1e12, such as 300B")
+    raise refused(what, text, "a number above zero, with K, M, B or T for 1e3, 1e6, 1e9, 1e12, such as 300B")
 
 
 def parse_amount(text: str, what: str = "amount") -> float:
@@ -62,7 +65,7 @@ def parse_amount(text: str, what: str = "amount") -> float:
     """
     if re.fullmatch(_NUMBER, text.strip()) and 0 < float(text) < math.inf:
         return float(text)
-    raise _refused(what, text, "a number above zero, such as 250 or 0.5")
+    raise refused(what, text, "a number above zero, such as 250 or 0.5")
 
 
 def parse_duration_s(text: str, what: str = "duration") -> float:
@@ -77,7 +80,7 @@ def parse_duration_s(text: str, what: str = "duration") -> float:
         duration_s = sum(float(number) * _DURATION_SUFFIX_S[unit] for number, unit in parts)
         if 0 < duration_s < math.inf:
             return duration_s
-    raise _refused(what, text, "a duration above zero with its unit (s, m, h, d), such as 90s, 10m or 1h30m")
+    raise refused(what, text, "a duration above zero with its unit (s, m, h, d), such as 90s, 10m or 1h30m")
 
 
 def parse_batch(text: str, what: str = "global batch") -> tuple[int, float]:
@@ -89,13 +92,15 @@ def parse_batch(text: str, what: str = "global batch") -> tuple[int, float]:
         InvalidInputError: it is not a whole number from 1, or the tolerance is not below 100 %.
     """
     compact = "".join(text.split())
-    match = re.fullmatch(rf"([0-9][0-9_]*)(?:(?:±|\+/?-)({_NUMBER})%)?", compact)
-    if match:
+    match = re.fullmatch(rf"({_WHOLE})(?:(?:±|\+/?-)({_NUMBER})%)?", compact)
+    if match and len(match[1]) <= _MOST_DIGITS:
         batch, tolerance = int(match[1]), float(match[2] or 0) / 100
         if 1 <= batch <= _LARGEST_BATCH and tolerance < 1:
             return batch, tolerance
-    raise _refused(what, text, f"a whole number from 1 to {_LARGEST_BATCH:,}, or one with a tolerance such as 1024±2%")
+    raise refused(what, text, f"a whole number from 1 to {_LARGEST_BATCH:,}, or one with a tolerance such as 1024±2%")
 
 
-def _refused(what: str, text: str, allowed: str) -> InvalidInputError:
-    return InvalidInputError(what, [f"{text!r} is not allowed; allowed: {allowed}"])
+def refused(what: str, text: str, allowed: str) -> InvalidInputError:
+    """The error for a typed quantity that cannot be used; a long text is cut short."""
+    shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    return InvalidInputError(what, [f"{shown!r} is not allowed; allowed: {allowed}"])

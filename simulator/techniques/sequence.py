@@ -54,7 +54,7 @@ class DecoderSeqTechnique:
         own = case.workload.decoder_seq
         if own is not None:
             return _refuse_length(self.knob, case.decoder_seq(recipe), own, case.workload)
-        if recipe.decoder_seq is None:
+        if recipe.decoder_seq is None and case.run.decoder_seq is None:
             return None
         reason = f"{case.workload.name} has one stack and no decoder_seq; its length is seq"
         return Refusal(knob=self.knob, rule="decoder_seq_needs_decoder", reason=reason)

@@ -141,6 +141,18 @@ def test_two_models_of_one_name_are_told_apart_by_hash(tmp_path):
     assert Journal(tmp_path / "j.jsonl").find(first) is not None
 
 
+def test_a_damaged_line_is_kept_as_a_problem_and_its_trial_runs_again(tmp_path):
+    path, machine = tmp_path / "j.jsonl", FakeMachine(step_s=linear)
+    run_campaign(trials(1, 2), machine, path)
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{second[:40]}\n")
+    journal = Journal(path)
+    (problem,) = journal.problems
+    assert problem.startswith(f"{path}, line 2: skipped")
+    assert [journal.find(one) is not None for one in trials(1, 2)] == [True, False]
+    assert Journal(tmp_path / "none.jsonl").problems == ()
+
+
 def test_noise_follows_the_seed():
     recipe = trial(micro_batch=8)
     one, same, other = (FakeMachine(step_s=linear, noise=0.05, seed=seed).measure(recipe) for seed in (1, 1, 2))

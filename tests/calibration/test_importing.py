@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from calibration import evaluate, import_table
-from calibration.calibrate import journal_path
 from calibration.question import build_case
 from profiles import store
 from profiles.errors import InvalidInputError
@@ -79,7 +78,7 @@ def test_an_imported_table_makes_a_profile_that_knows_its_rows(table):
 def test_twice_adds_nothing_twice(table):
     first, again = import_table(table), import_table(table)
     assert (first.imported, again.imported) == (len(RECIPES), 0)
-    assert len(read_measurements(journal_path(MACHINE))) == len(RECIPES)
+    assert len(read_measurements(store.home() / "measured" / f"{MACHINE}--imported.jsonl")) == len(RECIPES)
     assert store.read_profile(again.profile_path).fit.measurements == len(RECIPES)
 
 

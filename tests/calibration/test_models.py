@@ -168,7 +168,7 @@ def test_an_unknown_model_names_near_ones_and_the_way_out(name):
         (LLAMA | {"hidden_size": 0}, "hidden_size is 0"),
         (LLAMA | {"num_attention_heads": 7}, r"\(64\) is not a multiple of the number of attention heads \(7"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 8 is not a multiple of num_key_value_heads 3"),
-        (LLAMA | {"hidden_size": "wide"}, "expected int, got str"),
+        (LLAMA | {"hidden_size": "wide"}, "hidden_size is 'wide'; allowed: a number from 1"),
         ({"model_type": "gpt2", "n_embd": 100, "n_layer": 2, "n_head": 7}, "hidden_size 100 is not a multiple"),
         ({"model_type": "gpt2", "n_layer": 2}, r"n_embd is missing \(also accepted: hidden_size\)"),
         ({"model_type": "sam"}, "no class to pre-train 'sam'"),
@@ -192,6 +192,23 @@ def test_all_problems_of_a_config_are_told_at_once(tmp_path):
     assert [any(p.startswith(name) for p in problems) for name in (*named, "text_config.hidden_size is -2")] == [
         True
     ] * 5
+
+
+def test_words_and_nan_for_sizes_are_told_with_the_rest(tmp_path):
+    config = LLAMA | {
+        "num_hidden_layers": "two",
+        "vocab_size": float("nan"),
+        "hidden_size": 0,
+        "auto_map": {"A": "b.C"},
+    }
+    problems = problem_of(tmp_path, config).problems
+    assert {problem.split()[0] for problem in problems} == {"num_hidden_layers", "vocab_size", "hidden_size", "asks"}
+
+
+def test_an_unknown_type_is_told_with_the_rest(tmp_path):
+    first, *others = problem_of(tmp_path, LLAMA | {"model_type": "lama", "hidden_size": -1}).problems
+    assert "did you mean llama" in first
+    assert others == ["hidden_size is -1; allowed: a number from 1"]
 
 
 def test_an_unknown_width_name_is_shown_beside_the_missing_one(tmp_path):
@@ -243,13 +260,20 @@ def test_code_of_a_preset_is_refused_too():
         build_on_meta(preset)
 
 
-def test_code_beside_a_native_type_is_not_run_and_the_reader_is_told(tmp_path):
+def test_code_beside_a_native_type_is_refused_and_never_run(tmp_path):
     path, marker = remote_config(tmp_path, "llama")
-    preset = resolve(path)
-    model = build_on_meta(preset)
-    assert type(model).__module__.startswith("transformers.models.llama")
+    with pytest.raises(InvalidInputError, match=r"remove auto_map, trust_remote_code to use transformers' own class"):
+        resolve(path)
     assert not marker.exists()
-    assert any("code of its own" in warning for warning in warnings_for(preset))
+
+
+def test_code_asked_for_inside_a_nested_config_is_refused(tmp_path):
+    config = {"model_type": "llava", "text_config": LLAMA | {"auto_map": {"AutoConfig": "evil.Evil"}}}
+    assert any("text_config.auto_map" in problem for problem in problem_of(tmp_path, config).problems)
+
+
+def test_a_config_that_asks_for_nothing_is_used(tmp_path):
+    assert resolve(write(tmp_path, LLAMA | {"auto_map": {}, "trust_remote_code": False})).config["hidden_size"] == 64
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_the_machines_own_profile_then_one_gpus_then_the_data_sheet():
     assert own.provenance == "measured"
     assert own.machine.name == "1xH200"
     eight = best_profile(parse_machine("2x8xH200@ib400"))
-    assert (eight.provenance, eight.fit, eight.rates) == (own.provenance, own.fit, own.rates)
+    assert (eight.provenance, eight.fit, eight.rates) == ("transferred", own.fit, own.rates)
     assert (eight.machine.name, eight.machine.gpus_per_node, eight.machine.nodes) == ("2x8xH200@ib400", 8, 2)
     sheet = best_profile(parse_machine("1xA100-80GB"))
     assert sheet == datasheet_profile(parse_machine("1xA100-80GB"))

@@ -91,6 +91,36 @@ def test_a_batch_with_a_tolerance(paceline):
     assert 970 <= ended.json["best"]["global_batch"] <= 1030
 
 
+def test_a_batch_that_may_be_missed_is_shown_as_it_is(paceline):
+    asked = ("plan", "pythia-14m", "-m", "1xH200", "--tokens", "1B", "--top", "2")
+    best = paceline(*asked, "--global-batch", "1000±3%", "--json").json["best"]["global_batch"]
+    shown = paceline(*asked, "--global-batch", "1000±3%").out
+    assert "global batch 1,000 ± 3.0%" in shown
+    assert f"batch {best:,}" in " ".join(shown.replace("global batch", "").split())
+    assert "batch" not in paceline(*asked, "--global-batch", "1000").out.replace("global batch", "").replace(
+        "_batch", ""
+    )
+
+
+def test_predict_says_whether_each_limit_is_kept(paceline):
+    asked = ("predict", *PLAN[1:], "--recipe", "micro_batch=4", "--price", "2")
+    free = paceline(*asked, "--json").json
+    assert free["within_limits"] == {}
+    limits = ("--max-days", str(free["days"] * 1.01), "--max-usd", str(free["usd"] * 0.99))
+    limited = paceline(*asked, *limits, "--json").json
+    assert limited["within_limits"] == {"max_days": True, "max_usd": False}
+    shown = paceline(*asked, *limits).out
+    assert ": kept" in next(line for line in shown.splitlines() if line.startswith("max_days"))
+    assert ": NOT kept" in next(line for line in shown.splitlines() if line.startswith("max_usd"))
+    assert "max_kwh" not in shown
+
+
+def test_a_limit_on_what_is_unknown_is_neither_kept_nor_broken(paceline, tmp_path):
+    ended = paceline("predict", "mixtral-8x7b", "-m", "1xB200", "-r", "optimizer=sgd", "--max-days", "3", "--json")
+    assert ended.json["days"] is None
+    assert ended.json["within_limits"] == {"max_days": None}
+
+
 def test_models_machines_and_prices(paceline):
     one = paceline("models", "pythia-14m", "--json").json
     assert (one["params"], one["active_params"], one["layers"]) == (14_067_712, 14_067_712, 6)

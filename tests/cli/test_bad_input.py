@@ -28,10 +28,20 @@ def test_all_problems_of_one_command_line_come_together(paceline):
         (("plan", "pythia-14m"), "--machine", "1xH200"),
         (("plan", "no-such-model", "-m", "1xH200"), "no-such-model", "config.json"),
         (("plan", "pythia-14m", "-m", "1xH2OO"), "H2OO", "H200"),
-        ((*PLAN, "--tokens", "-5"), "-5", "above zero"),
+        ((*PLAN, "--tokens", "-5"), "-5", "such as 300B"),
         ((*PLAN, "--price", "free"), "free", "above zero"),
         ((*PLAN, "--max-usd", "0"), "0", "above zero"),
-        ((*PLAN, "--steps", "2.5"), "2.5", "whole"),
+        ((*PLAN, "--tokens", "0.5"), "0.5", "from 1 to 1e18"),
+        ((*PLAN, "--samples", "2e18"), "2e18", "from 1 to 1e18"),
+        ((*PLAN, "--steps", "2.5"), "2.5", "a whole number from 1 to 1,000,000,000,000"),
+        ((*PLAN, "--steps", "2T"), "2T", "a whole number from 1 to 1,000,000,000,000"),
+        ((*PLAN, "--seq", "1B"), "1B", "a whole number from 1 to 100,000,000"),
+        ((*PLAN, "--decoder-seq", "0"), "'0'", "a whole number from 1 to 100,000,000"),
+        ((*PLAN, "--decoder-seq", "64"), "pythia-14m", "no decoder_seq"),
+        (("predict", *PLAN[1:], "--decoder-seq", "64"), "pythia-14m", "no decoder_seq"),
+        ((*PLAN, "--top", "20k"), "20k", "a whole number from 1 to 10,000"),
+        ((*PLAN, "--global-batch", "9" * 5000), "999…", "1024±2%"),
+        ((*PLAN, "--recipe", '{"seq": ' + "9" * 5000 + "}"), "recipe", "limit"),
         ((*PLAN, "--recipe", "precision=bf17"), "bf17", "bf16_pure"),
         ((*PLAN, "--recipe", "seq=1024", "--seq", "2048"), "seq=1024", "--seq 2048"),
         ((*PLAN, "--profile", "1xnothing"), "1xnothing", "known"),
@@ -61,6 +71,13 @@ def test_mistakes_in_the_options_themselves(paceline, arguments):
     assert ended.code == 2
     assert ended.json["error"]["kind"] == "usage"
     assert ended.json["error"]["problems"][0] in ended.err
+
+
+@pytest.mark.parametrize("option", ["--seq", "--decoder-seq", "--top", "--steps"])
+def test_whole_numbers_are_not_told_of_billions(paceline, option):
+    ended = paceline(*PLAN, option, "many")
+    assert (ended.code, "300B" in ended.err) == (2, False)
+    assert "'many'" in ended.err
 
 
 def test_a_config_that_is_none_is_refused_by_name(paceline, tmp_path):

@@ -39,3 +39,16 @@ def test_a_read_only_folder_is_told(monkeypatch):
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
     (check,) = doctor._home()
     assert (check.state, check.needed_for) == ("missing", "calibrating")
+
+
+def test_damaged_lines_of_the_users_measurements_warn(paceline, tmp_path):
+    checks = {check["name"]: check for check in paceline("doctor", "--json").json["checks"]}
+    assert checks["measurements"]["state"] == "ok"
+    folder = tmp_path / "home" / "measured"
+    folder.mkdir(parents=True)
+    good = '{"model":"m","machine":"cpu","recipe":{},"status":"ok","step_s":0.5}'
+    (folder / "cpu--torch2.jsonl").write_text(f"{good}\ngarbage\n{good.replace('0.5', '-1')}\n")
+    checks = {check["name"]: check for check in paceline("doctor", "--json").json["checks"]}
+    assert checks["measurements"]["state"] == "warn"
+    assert "cpu--torch2.jsonl, line 2: skipped" in checks["measurements"]["found"]
+    assert checks["measurements"]["found"].endswith("; 1 more")

@@ -129,6 +129,20 @@ def test_import_says_what_was_skipped(paceline, asked):
     assert "row 5: no step time" in paceline("import", "t.csv").out
 
 
+@pytest.mark.parametrize(
+    "arguments", [("calibrate",), ("verify", "pythia-14m", "--seq", "128", "--global-batch", "8"), ("import", "t.csv")]
+)
+def test_damaged_lines_of_the_journals_are_told(paceline, asked, tmp_path, arguments):
+    folder = tmp_path / "home" / "measured"
+    folder.mkdir(parents=True)
+    (folder / "cpu--torch2.jsonl").write_text("garbage\n" * 12)
+    ended = paceline(*arguments, "--json")
+    assert ended.json
+    assert "cpu--torch2.jsonl, line 1: skipped" in ended.err
+    assert "line 11" not in ended.err
+    assert "2 more lines skipped" in ended.err
+
+
 def test_small_models_are_presets():
     import profiles
 

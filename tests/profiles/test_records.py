@@ -56,7 +56,7 @@ def test_records_leave_out_what_has_its_default(log):
 
 def test_an_old_record_without_a_knob_had_its_default(log):
     log.parent.mkdir()
-    log.write_text('{"model":"m","machine":"cpu","recipe":{"micro_batch":2},"status":"ok"}\n')
+    log.write_text('{"model":"m","machine":"cpu","recipe":{"micro_batch":2},"status":"ok","step_s":1.5}\n')
     [record] = read_measurements(log)
     assert record.recipe == Recipe(micro_batch=2)
     assert record.recipe.compile == "off"
@@ -109,6 +109,46 @@ def test_damage_in_the_middle_is_reported_by_line_and_the_rest_is_used(log):
     assert "line 2: skipped, not UTF-8" in problems[0]
     assert "line 3: skipped, model: input should be a valid string, got 3" in problems[1]
     assert "machine: is required" in problems[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"step_s": 0.0}, "step_s: must be above zero"),
+        ({"step_s": -0.1}, "step_s: must be finite and not below zero, got -0.1"),
+        ({"step_s": None, "peak_bytes": None}, "step_s: is required"),
+        ({"peak_bytes": -1}, "peak_bytes: must be finite and not below zero"),
+        ({"peak_reserved_bytes": -1}, "peak_reserved_bytes"),
+        ({"samples_s": (1.0, -2.0)}, "samples_s.1: must be"),
+        ({"trial_s": -1.0}, "trial_s"),
+    ],
+)
+def test_a_record_that_cannot_be_true_is_skipped_and_told(log, changes, told):
+    append_measurement(log, measured(1))
+    append_measurement(log, measured(2, **changes))
+    records, (problem,) = read_measurements_and_problems(log)
+    assert records == (measured(1),)
+    assert problem.startswith(f"{log}, line 2: skipped, ")
+    assert told in problem
+
+
+def test_an_endless_number_is_skipped(log):
+    log.parent.mkdir()
+    log.write_text('{"model":"m","machine":"cpu","recipe":{},"status":"ok","step_s":1e999,"trial_s":-3}\n')
+    records, (problem,) = read_measurements_and_problems(log)
+    assert records == ()
+    assert "step_s" in problem
+
+
+def test_what_may_be_unknown_may_be_unknown(log):
+    kept = [
+        measured(1, step_s=None),
+        measured(2, status="oom", step_s=None, peak_bytes=None, samples_s=(), reason="out of memory"),
+        measured(4, optimizer_s=-1e-4),
+    ]
+    for record in kept:
+        append_measurement(log, record)
+    assert read_measurements_and_problems(log) == (tuple(kept), ())
 
 
 def test_a_missing_file_is_an_error(log):

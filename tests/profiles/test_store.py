@@ -373,3 +373,71 @@ def test_importing_and_asking_for_a_machine_pulls_in_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------------------------------- impossible values
+
+
+def test_every_impossible_number_of_a_profile_is_told_at_once():
+    rate = Rate(value=0.0, sd_log=-0.1, basis="probe", source="s", date="2026-01-02")
+    correction = Correction(component="matmul", log_factor=0.1, identified=True)
+    fit = Fit(corrections=(correction, correction), covariance=((0.5,),), interval_scale=-1.0,
+              calibrated={"seq": ("many", "8")})  # fmt: skip
+    path = store.save_profile(profile(rates={"matmul": rate}, fit=fit, created_at="yesterday"))
+    with pytest.raises(InvalidInputError) as caught:
+        store.read_profile(path)
+    assert caught.value.subject == str(path)
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "rates.matmul.value", "rates.matmul.sd_log", "fit.interval_scale", "fit.covariance", "fit.calibrated.seq",
+        "created_at",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ('"value": 700000000000000.0', '"value": 1e999', "rates.matmul.value"),
+        ('"log_factor": -0.1', '"log_factor": 1e999', "corrections.0.log_factor"),
+        ("0.5", "1e999", "fit.covariance: every number must be finite"),
+        ("0.5", "-0.5", "fit.covariance: no number on the diagonal"),
+    ],
+)
+def test_infinite_and_negative_numbers_are_refused(was, now, told):
+    path = store.save_profile(profile())
+    assert path.read_text().count(was) == 1
+    path.write_text(path.read_text().replace(was, now))
+    with pytest.raises(InvalidInputError, match=told):
+        store.load_profile("1xH200")
+
+
+def test_a_profile_may_say_nothing_of_its_covariance():
+    correction = Correction(component="matmul", log_factor=0.1, identified=True)
+    bare = profile(fit=Fit(corrections=(correction,)))
+    assert store.read_profile(store.save_profile(bare)) == bare
+
+
+# -------------------------------------------------------------------------------------------- what is no file
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/"])
+def test_what_is_no_regular_file_is_refused(path):
+    with pytest.raises(InvalidInputError, match="allowed is a regular file of at most 256 MB") as caught:
+        files.read_bytes(Path(path))
+    assert caught.value.subject == path
+
+
+def test_a_pipe_is_refused_without_waiting_for_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidInputError, match="regular file"):
+        files.read_bytes(tmp_path / "pipe")
+
+
+def test_a_file_is_refused_for_its_size_packed_or_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST_FILE_BYTES", 1000)
+    small, large = b"x" * 1000, b"x" * 1001
+    for name, pack in (("plain", bytes), ("packed.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack(small))
+        assert files.read_bytes(tmp_path / name) == small
+        (tmp_path / name).write_bytes(pack(large))
+        with pytest.raises(InvalidInputError, match="at most"):
+            files.read_bytes(tmp_path / name)

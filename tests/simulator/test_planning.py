@@ -183,11 +183,31 @@ def test_a_verified_recipe_comes_first_among_ties_and_not_beyond_them():
     assert [p.recipe for p in answer.recipes[1:tied]] == [p.recipe for p in plain.recipes[: tied - 1]]
 
 
-def test_a_failed_verification_moves_nothing_up():
+def test_what_ran_out_of_memory_is_never_proposed_again_nor_anything_larger():
     own = case()
     plain = plan(own, top=5)
-    failed = replace(record(plain.recipes[1], 1.0), status="oom", step_s=None)
-    assert plan(replace(own, profile=replace(own.profile, verified=(failed,))), top=5) == plain
+    lost = plain.recipes[1]
+    failed = replace(record(lost, 1.0), status="oom", step_s=None)
+    learned = replace(own, profile=replace(own.profile, verified=(failed,)))
+    answer = plan(learned, top=10_000)
+
+    def alike(recipe):
+        return replace(recipe, micro_batch=1, grad_accum=1) == replace(lost.recipe, micro_batch=1, grad_accum=1)
+
+    gone = [p for p in everything() if p.fits and alike(p.recipe) and p.recipe.micro_batch >= lost.recipe.micro_batch]
+    assert gone
+    assert answer.feasible == plain.feasible - len(gone)
+    assert all(not alike(p.recipe) or p.recipe.micro_batch < lost.recipe.micro_batch for p in answer.recipes)
+    told = predict(learned, lost.recipe)
+    assert not told.fits
+    assert any("ran out of memory" in warning for warning in told.warnings)
+
+
+def test_a_run_on_another_machine_is_no_verification_of_this_one():
+    own = case()
+    elsewhere = replace(record(plan(own).best, 1.0), machine="8xA100-40GB", status="oom", step_s=None)
+    learned = replace(own, profile=replace(own.profile, verified=(elsewhere,)))
+    assert plan(learned) == plan(own)
 
 
 def test_naive_is_the_default_recipe_at_the_largest_power_of_two_that_fits():

@@ -48,8 +48,10 @@ def test_text_and_json_mean_the_same():
 
 
 def test_short_text_hides_defaults():
-    assert format_recipe(Recipe(micro_batch=8, compile="on")) == "micro_batch=8,compile=on"
-    assert format_recipe(Recipe()) == "micro_batch=1"
+    assert (
+        format_recipe(Recipe(micro_batch=8, compile="on")) == "micro_batch=8,precision=bf16,attention=sdpa,compile=on"
+    )
+    assert format_recipe(Recipe()) == "micro_batch=1,precision=bf16,attention=sdpa"
     assert format_recipe(Recipe(), defaults_hidden=False).count("=") == len(fields(Recipe)) - 2
 
 
@@ -66,7 +68,17 @@ def test_all_problems_at_once():
 
 @pytest.mark.parametrize(
     "text",
-    ["micro_batch", "micro_batch=", "=3", "micro_batch=1,,seq=2", "{", '{"a": ', "{1: 2}", '{"micro_batch": 1}}'],
+    [
+        "micro_batch",
+        "micro_batch=",
+        "=3",
+        "micro_batch=1,,seq=2",
+        "{",
+        '{"a": ',
+        "{1: 2}",
+        '{"micro_batch": 1}}',
+        f'{{"seq": {"9" * 5000}}}',
+    ],
 )
 def test_malformed_text_is_refused(text):
     assert problems_of(text)
