@@ -43,10 +43,11 @@ _TAIL = """
 | code | meaning |
 |--:|---|
 | 0 | an answer; also a recipe that does not fit, asked about by `predict` |
-| 2 | bad input: every problem at once, each with what is allowed |
+| 2 | bad input: every problem at once, each with what is allowed; or an answer that cannot be written (disk full) |
 | 3 | nothing is feasible: the binding constraint and the cheapest way out |
 | 4 | a measurement campaign could not run |
 | 130 | stopped by Ctrl-C; the same command goes on from there |
+| 141 | whoever read the answer closed the pipe before its end |
 
 With `--json` an error is one object on stdout too: `{"error": {"kind", "subject", "problems"}}`, with `kind` one of
 `usage`, `unknown_name`, `invalid_input`, `infeasible`, `campaign`, `stopped`, `error`.

@@ -301,3 +301,14 @@ def test_a_record_of_an_earlier_calibration_is_used_and_not_taken_again(here):
     append_measurement(journal_path("1xH200"), replace(known, step_s=known.step_s * 1.01))
     second = run(here, budget_s=80.0)
     assert second.measurements[0].step_s == known.step_s * 1.01, "the newest record of a recipe counts"
+
+
+def test_a_second_model_joins_the_first_and_verified_runs_stay(here):
+    first = run(here)
+    checked = replace(first.profile, verified=first.measurements[:1])
+    store.save_profile(checked)
+    second = calibrate(["pythia-410m"], budget_s=300.0, seqs=(2048,), measurer=here.machine)
+    assert second.profile.fit.models == ("pythia-160m", "pythia-410m")
+    counted = [m for m in (*first.measurements, *second.measurements) if m.status in {"ok", "oom"}]
+    assert second.profile.fit.measurements == len(counted)
+    assert second.profile.verified == first.measurements[:1]

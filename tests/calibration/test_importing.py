@@ -144,3 +144,10 @@ def test_a_table_with_nothing_to_use_leaves_nothing_behind(tmp_path):
     assert not store.home().exists()
     with pytest.raises(InvalidInputError, match="no such file"):
         import_table(tmp_path / "nothing.csv")
+
+
+def test_an_impossible_row_is_not_used_and_says_why(table):
+    append_measurement(table, record(Recipe(micro_batch=48, seq=2048), factor=0.05))
+    done = import_table(table)
+    assert done.imported == len(RECIPES)
+    assert any("of the dense" in problem for problem in done.problems)
