@@ -202,6 +202,8 @@ def _facts(one: Prediction) -> list[tuple[Cell, Cell, Cell, Cell]]:
             basis,
         ),
     ]
+    if one.compile_s:
+        rows.insert(2, ("compile", human.seconds(one.compile_s), "once a shape, not in the days", "typical"))
     if one.measured_step_s is not None:
         rows.insert(1, ("really run", human.seconds(one.measured_step_s), "", "measured"))
     return rows
