@@ -41,16 +41,6 @@ Term = tuple[float, int, int, int]
 Poly = tuple[Term, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where a fact comes from: what it is measured against, who says so, and when it was read (ISO date)."""
-
-    __pydantic_config__: ClassVar[Any] = _STRICT
-    basis: str
-    source: str
-    date: str
-
-
 # ------------------------------------------------------------------------------------------------ hardware
 
 

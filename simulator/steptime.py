@@ -23,7 +23,7 @@ SHARPNESS = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Seconds, one row a recipe. ``sd_log`` is the predictive standard deviation of log step time."""
+    """Seconds, one row a recipe: a micro-batch and its GPU and host parts; optimizer, sync and the whole a step."""
 
     micro_s: FloatArray
     optimizer_s: FloatArray

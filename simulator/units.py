@@ -33,16 +33,6 @@ def to_gib(size_bytes: float) -> float:
     return size_bytes / GIB
 
 
-def to_days(duration_s: float) -> float:
-    """Days of a duration in seconds."""
-    return duration_s / DAY_S
-
-
-def to_hours(duration_s: float) -> float:
-    """Hours of a duration in seconds."""
-    return duration_s / HOUR_S
-
-
 def parse_count(text: str, what: str = "count") -> float:
     """A positive count such as ``300B``, ``1.5T``, ``2e9`` or ``100_000``; K, M, B, T are powers of a thousand.
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import InvalidInputError
-from simulator.units import parse_amount, parse_batch, parse_count, parse_duration_s, to_days, to_gib, to_hours
+from simulator.units import parse_amount, parse_batch, parse_count, parse_duration_s, to_gib
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,6 @@ def test_amounts_refused(text):
 def test_conversions():
     assert parse_amount("0.5") == 0.5
     assert to_gib(3 * 1024**3) == 3
-    assert to_days(36 * 3600) == 1.5
-    assert to_hours(5400) == 1.5
 
 
 @given(st.integers(1, 10**6), st.integers(0, 99))
