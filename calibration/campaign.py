@@ -140,7 +140,7 @@ def estimate_campaign_s(trials: Sequence[Trial], predicted_step_s: Iterable[floa
 
 def estimate_trial_s(trial: Trial, step_s: float) -> float:
     """Seconds that one trial will take, at most its timeout; ``step_s`` is of one step at the recipe's accumulation."""
-    accumulations = measured_accumulations(trial.recipe.grad_accum)
+    accumulations = measured_accumulations(trial)
     round_s = step_s * sum(accumulations) / trial.recipe.grad_accum
     first_s = step_s * accumulations[0] / trial.recipe.grad_accum * FIRST_STEP_FACTOR
     compile_s = COMPILE_S[trial.device] if trial.recipe.compile == "on" else 0.0

@@ -1,4 +1,8 @@
-"""One trial in a process of its own, from the order to the record; every failure becomes a record with a reason."""
+"""Trials in a process of their own, from the order to the record; every failure becomes a record with a reason.
+
+A process runs one trial, or several that differ only in sizes and checkpointing: those share the model. It ends with
+the first trial that does not run, so no trial follows one that ran out of memory.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,15 @@ import contextlib
 import os
 import time
 import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from calibration import graphs, memory, telemetry
-from calibration.measuring import Peaks, join_notes, time_trainee, to_measurement
+from calibration.measuring import Peaks, join_notes, measured_accumulations, time_trainee, to_measurement
 from calibration.support import RefusedError
-from calibration.training import build
+from calibration.training import Trainee, build, retarget
 from calibration.trial import Trial, failed
 from profiles.errors import PacelineError
 from profiles.schema import Device, Measurement, Preset, Status
@@ -41,13 +46,41 @@ class _Known:
     device: Device | None = None
 
 
-def run_trial(trial: Trial) -> Measurement:
-    """The record of one trial, run here and now; this process is good for nothing else afterwards."""
+def run_trials(trials: Sequence[Trial]) -> Iterator[Measurement]:
+    """The records of trials that share a trainee, one by one, run here and now, up to the first that does not run.
+
+    This process is good for nothing else afterwards.
+    """
+    bench = _Bench()
+    for trial in trials:
+        record = _recorded(trial, bench)
+        yield record
+        if record.status != "ok":
+            return
+
+
+@dataclass(slots=True)
+class _Bench:
+    """The trainee that the trials of a process share, once the first of them has built it."""
+
+    trainee: Trainee | None = None
+
+    def ready(self, trial: Trial, preset: Preset) -> Trainee:
+        """The trainee for a trial, with the memory of the last one given back."""
+        if self.trainee is None:
+            self.trainee = build(preset, trial.recipe, trial.device)
+        else:
+            retarget(self.trainee, preset, trial.recipe)
+            memory.give_back()
+        return self.trainee
+
+
+def _recorded(trial: Trial, bench: _Bench) -> Measurement:
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     start_s = time.monotonic()
     known = _Known(config_hash=trial.config_hash)
     try:
-        measurement = _measure(trial, known)
+        measurement = _measure(trial, known, bench)
     except (RefusedError, PacelineError) as refusal:
         measurement = failed(trial, "refused", str(refusal))
     except Exception as error:
@@ -84,7 +117,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
-def _measure(trial: Trial, known: _Known) -> Measurement:
+def _measure(trial: Trial, known: _Known, bench: _Bench) -> Measurement:
     import torch
 
     from calibration.models import resolve
@@ -96,23 +129,23 @@ def _measure(trial: Trial, known: _Known) -> Measurement:
     known.config_hash = config_hash(preset)
     known.device, sensor, sensor_note = _describe_device(trial.device, threads)
     monitor = telemetry.Monitor(sensor)
-    measurement = _run(trial, preset, monitor)
+    measurement = _run(trial, preset, monitor, bench)
     known.device = monitor.describe(known.device)
     note = join_notes(measurement.note, sensor_note, monitor.problem, _throttle_note(known.device.throttle_reasons))
     return replace(measurement, note=note)
 
 
-def _run(trial: Trial, preset: Preset, monitor: telemetry.Monitor) -> Measurement:
+def _run(trial: Trial, preset: Preset, monitor: telemetry.Monitor, bench: _Bench) -> Measurement:
     graphs.strict_compile()
     meter = _meter(trial.device)
     if trial.limit_bytes is not None:
         memory.limit_memory(trial.device, trial.limit_bytes)
-    trainee = build(preset, trial.recipe, trial.device)
+    trainee = bench.ready(trial, preset)
     meter.reset()
     warm: list[graphs.Graphs] = []
     timed = time_trainee(
         trainee,
-        trial.recipe.grad_accum,
+        measured_accumulations(trial),
         trial.measure_s,
         monitor=monitor.running(),
         warmed_up=lambda: warm.append(graphs.count_graphs()),

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from calibration.trial import Trial, decode_measurement, encode, failed
+from calibration.trial import Trial, decode_measurement, encode_group, failed
 from profiles.errors import CampaignError
 from profiles.schema import Measurement
 
@@ -82,20 +82,31 @@ class LocalMeasurer:
         return self._process.pid if self._process else None
 
     def measure(self, trial: Trial) -> Measurement:
-        """The record of one trial. CampaignError if no worker can be started at all."""
+        """The record of one trial, in a process of its own. CampaignError if no worker can be started at all."""
+        return next(self.measure_group([trial]))
+
+    def measure_group(self, trials: Sequence[Trial]) -> Iterator[Measurement]:
+        """The records of trials that share a trainee (see ``trial.grouped``), each as soon as it is known.
+
+        They share one process up to a trial that does not run; the rest then go on in a new one. The worker's own
+        death ends the group: the trial that was with it gets a record, those after it none.
+        """
         process = self._running()
-        start_s = time.monotonic()
+        trial, start_s = trials[0], time.monotonic()
         try:
-            self._send(process, encode(trial))
-            line = self._receive(process, trial.timeout_s + GRACE_S)
+            self._send(process, encode_group(trials))
+            for trial in trials:
+                start_s = time.monotonic()
+                line = self._receive(process, trial.timeout_s + GRACE_S)
+                if line is None:
+                    self.close(at_once=True)
+                    reason = f"not done after {trial.timeout_s:g} s, and the worker did not answer"
+                    yield failed(trial, "timeout", reason, trial_s=time.monotonic() - start_s)
+                    return
+                yield decode_measurement(line)
         except WorkerDiedError as death:
             self.close()
-            return failed(trial, "crash", str(death), trial_s=time.monotonic() - start_s)
-        if line is None:
-            self.close(at_once=True)
-            reason = f"not done after {trial.timeout_s:g} s, and the worker did not answer"
-            return failed(trial, "timeout", reason, trial_s=time.monotonic() - start_s)
-        return decode_measurement(line)
+            yield failed(trial, "crash", str(death), trial_s=time.monotonic() - start_s)
 
     def close(self, *, at_once: bool = False) -> None:
         """End the worker and whatever it is measuring, within seconds. Measuring again starts a new one."""

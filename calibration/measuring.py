@@ -15,9 +15,7 @@ from calibration.windows import window_steps as steps_of_a_window
 from profiles.schema import Measurement
 
 MAX_DIRECT_ACCUMULATION = 2
-"""Accumulations up to this are measured as they are."""
-SOLVED_FROM = (2, 4)
-"""Larger ones follow from whole steps at these two (the higher one cut to the real one)."""
+"""Accumulations up to this are measured as they are; larger ones follow from whole steps at two smaller ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,27 +49,27 @@ class Timed:
     first_step_s: float
 
 
-def measured_accumulations(grad_accum: int) -> tuple[int, ...]:
-    """The accumulations at which whole steps are timed for a recipe that accumulates ``grad_accum`` micro-batches."""
+def measured_accumulations(trial: Trial) -> tuple[int, ...]:
+    """The accumulations at which whole steps are timed: the recipe's own, or the two it follows from."""
+    grad_accum = trial.recipe.grad_accum
     if grad_accum <= MAX_DIRECT_ACCUMULATION:
         return (grad_accum,)
-    return (SOLVED_FROM[0], min(grad_accum, SOLVED_FROM[1]))
+    return (trial.solved_from[0], min(grad_accum, trial.solved_from[1]))
 
 
 def time_trainee(
     trainee: Steppable,
-    grad_accum: int,
+    accumulations: tuple[int, ...],
     measure_s: float,
     *,
     clock: Clock = time.perf_counter,
     monitor: AbstractContextManager[None] | None = None,
     warmed_up: Callable[[], None] = lambda: None,
 ) -> Timed:
-    """Time whole steps after at least two optimizer steps, at the measured accumulations in turn.
+    """Time whole steps after at least two optimizer steps, at ``accumulations`` (one or two) in turn.
 
     ``monitor`` is entered while windows run; ``warmed_up`` is called once before the first of them.
     """
-    accumulations = measured_accumulations(grad_accum)
 
     def timed(accumulation: int, count: int) -> float:
         return time_window(lambda: trainee.step(accumulation), count, trainee.synchronize, clock)

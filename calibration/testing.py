@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from calibration.measuring import Peaks, time_trainee, to_measurement
+from calibration.measuring import Peaks, measured_accumulations, time_trainee, to_measurement
 from calibration.trial import Trial, failed
 from profiles.schema import Device, Measurement, Recipe
 
@@ -71,7 +71,7 @@ class FakeMachine:
     def _timed(self, trial: Trial) -> Measurement:
         trainee = _FakeTrainee(self, trial)
         try:
-            timed = time_trainee(trainee, trial.recipe.grad_accum, trial.measure_s, clock=lambda: self.now_s)
+            timed = time_trainee(trainee, measured_accumulations(trial), trial.measure_s, clock=lambda: self.now_s)
         except MemoryError as error:
             return failed(trial, "oom", str(error))
         except TimeoutError as error:

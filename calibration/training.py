@@ -24,6 +24,7 @@ class Trainee:
         import torch
 
         self.model, self.optimizer, self.batch = model, optimizer, batch
+        self.checkpointing = recipe.checkpointing
         self.device = next(model.parameters()).device.type
         self._parameters = list(model.parameters())
         self._half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.precision)
@@ -78,6 +79,22 @@ def build(preset: Preset, recipe: Recipe, device: str) -> Trainee:
         model.compile(dynamic=False)
     optimizer = OPTIMIZERS[recipe.optimizer](model.parameters())
     return Trainee(model, optimizer, _batch(preset, model.config, recipe, device), recipe)
+
+
+def retarget(trainee: Trainee, preset: Preset, recipe: Recipe) -> None:
+    """Give a trainee other sizes and other checkpointing; every other knob of ``recipe`` must be the one it has.
+
+    RefusedError as from ``build``.
+    """
+    check(preset, recipe, trainee.device)
+    _check_positions(trainee.model.config, recipe)
+    if recipe.checkpointing != trainee.checkpointing:
+        disable = getattr(trainee.model, "activation_checkpointing_disable", None)
+        (disable or trainee.model.gradient_checkpointing_disable)()
+        _checkpoint(trainee.model, recipe.checkpointing)
+        trainee.checkpointing = recipe.checkpointing
+    trainee.batch = {}
+    trainee.batch = _batch(preset, trainee.model.config, recipe, trainee.device)
 
 
 def _batch(preset: Preset, config: Any, recipe: Recipe, device: str) -> dict[str, Any]:  # noqa: ANN401

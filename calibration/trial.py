@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,7 +22,8 @@ class Trial:
     ``model`` is a preset's name or a path; ``machine`` is the name that the record will carry. ``measure_s`` is the
     time given to windows that count; ``timeout_s`` ends the trial, whatever it is doing. ``limit_bytes`` caps the
     memory that the trial may take beyond what its process needs anyway; ``None``: all that there is. ``config_hash``,
-    where given, tells models of one name apart; the worker computes it for the record in any case.
+    where given, tells models of one name apart; the worker computes it for the record in any case. ``solved_from``:
+    an accumulation above 2 follows from whole steps at these two; (1, 2) is the cheapest that one rank allows.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -33,6 +35,7 @@ class Trial:
     timeout_s: float = 300.0
     limit_bytes: int | None = None
     config_hash: str | None = None
+    solved_from: tuple[int, int] = (2, 4)
 
     def __post_init__(self) -> None:
         problems = [
@@ -40,6 +43,8 @@ class Trial:
             for name in ("measure_s", "timeout_s", "limit_bytes")
             if (value := getattr(self, name)) is not None and value <= 0
         ]
+        if not 1 <= self.solved_from[0] < self.solved_from[1]:
+            problems.append(f"solved_from is {self.solved_from}, not two rising accumulations")
         if problems:
             raise InvalidInputError("trial", problems)
 
@@ -58,16 +63,44 @@ def failed(trial: Trial, status: Status, reason: str, *, trial_s: float | None =
     )
 
 
+def share_trainee(one: Trial, other: Trial) -> bool:
+    """Whether two trials can be run by one process on one model: they differ in sizes and checkpointing alone."""
+    same = ("model", "config_hash", "machine", "device", "limit_bytes")
+    knobs = ("precision", "attention", "optimizer", "compile")
+    return (
+        one.device == "cuda"
+        and one.recipe.compile == "off"
+        and all(getattr(one, name) == getattr(other, name) for name in same)
+        and all(getattr(one.recipe, name) == getattr(other.recipe, name) for name in knobs)
+    )
+
+
+def grouped(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """The trials in their order, neighbours that can share a trainee together."""
+    groups: list[list[Trial]] = []
+    for trial in trials:
+        if groups and share_trainee(groups[-1][0], trial):
+            groups[-1].append(trial)
+        else:
+            groups.append([trial])
+    return groups
+
+
 def encode(value: Trial | Measurement) -> str:
     """One line of JSON, without the line break."""
     return json.dumps(dataclasses.asdict(value), allow_nan=False)
 
 
-def decode_trial(line: str | bytes) -> Trial:
-    """The trial that ``encode`` wrote; ValueError on anything else."""
+def encode_group(trials: Sequence[Trial]) -> str:
+    """Trials for one process as one line of JSON, without the line break."""
+    return json.dumps([dataclasses.asdict(trial) for trial in trials], allow_nan=False)
+
+
+def decode_group(line: str | bytes) -> list[Trial]:
+    """The trials that ``encode_group`` wrote; ValueError on anything else."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Trial).validate_json(line)
+    return TypeAdapter(list[Trial]).validate_json(line)
 
 
 def decode_measurement(line: str | bytes) -> Measurement:

@@ -48,7 +48,7 @@ def time_window(step: Callable[[], None], count: int, synchronize: Callable[[], 
 def window_steps(timed: Callable[[int], float], guess_s: float) -> int:
     """How many steps make a window of at least ``WINDOW_S``; ``timed(count)`` times that many, in seconds a step."""
     count = max(1, math.ceil(WINDOW_S / max(guess_s, 1e-6)))
-    for _ in range(3):
+    for _ in range(3 if guess_s < WINDOW_S else 0):
         lasted_s = timed(count) * count
         if lasted_s >= 0.7 * WINDOW_S:
             break

@@ -1,7 +1,8 @@
-"""The measuring process: imports torch once, then forks one disposable child per trial.
+"""The measuring process: imports torch once, then forks one disposable child per group of trials.
 
-``python -m calibration.worker`` reads one trial per line on its standard input and writes one measurement per line on
-its standard output, after a first line that says it is ready. It never touches the GPU and computes nothing, so every
+``python -m calibration.worker`` reads a list of trials per line on its standard input and writes one measurement per
+line on its standard output, after a first line that says it is ready. Trials of a list share a child; after one that
+does not run, the rest get a new one. It never touches the GPU and computes nothing, so every
 child starts from a clean state without paying for imports. It ends a child that takes too long, turns a child's death
 into a record, and goes away with its last child when its input ends.
 """
@@ -18,10 +19,11 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from calibration.trial import Trial, decode_trial, encode, failed
+from calibration.trial import Trial, decode_group, encode, failed
 from profiles.schema import Measurement
 
 READY = '{"ready": true}'
@@ -43,16 +45,20 @@ class InputEndedError(Exception):
     """Whoever gave the orders is gone."""
 
 
-class Orders:
+class Lines:
     """Lines from a file descriptor, with a way to notice its end between them."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._buffer = b""
 
+    def holds_line(self) -> bool:
+        """Whether a whole line has arrived."""
+        return b"\n" in self._buffer
+
     def next_line(self) -> bytes:
         """The next whole line, waiting for it; InputEndedError when there is none left."""
-        while b"\n" not in self._buffer:
+        while not self.holds_line():
             self.read_more()
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
@@ -67,10 +73,10 @@ class Orders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A running trial: its process, which leads a process group, where its answer arrives, and what it prints."""
+    """A running process: it leads a process group; where its answers arrive, and what it prints."""
 
     pid: int
-    answer: int
+    answers: Lines
     output: IO[bytes]
 
 
@@ -79,52 +85,68 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    orders = Orders(0)
+    orders = Lines(0)
     for module in _IMPORTED_ONCE:
         importlib.import_module(module)
     print(READY, file=answers, flush=True)
     with contextlib.suppress(InputEndedError):
         while True:
-            trial = decode_trial(orders.next_line())
-            print(serve(trial, orders), file=answers, flush=True)
+            for record in serve(decode_group(orders.next_line()), orders):
+                print(record, file=answers, flush=True)
 
 
-def serve(trial: Trial, orders: Orders) -> str:
-    """The record of one trial as a line of JSON; InputEndedError, with the child ended, when nobody waits for it."""
+def serve(trials: Sequence[Trial], orders: Lines) -> Iterator[str]:
+    """The records of trials as lines of JSON; InputEndedError, with the child ended, when nobody waits for them."""
+    done = 0
+    while done < len(trials):
+        for record in _serve_with_one_child(trials[done:], orders):
+            done += 1
+            yield record
+
+
+def _serve_with_one_child(trials: Sequence[Trial], orders: Lines) -> Iterator[str]:
+    """The records of the first trials, at least of one: up to the first that does not run."""
     start_s = time.monotonic()
-    _import_model(trial.model)
+    _import_model(trials[0].model)
     _check_untouched()
-    child = _fork(trial)
+    child = _fork(trials)
+    answered, timed_out = 0, False
     try:
-        answer, timed_out = _listen(child, start_s + trial.timeout_s, orders)
+        for trial in trials:
+            answer, timed_out = _listen(child, start_s + trial.timeout_s, orders)
+            if not answer:
+                break
+            answered += 1
+            yield answer.decode("utf-8")
+            start_s = time.monotonic()
     finally:
         exit_status = _end(child)
     with child.output:
-        if answer.endswith(b"\n"):
-            return answer.decode("utf-8").strip()
-        return encode(_obituary(trial, exit_status, timed_out, _tail(child.output), time.monotonic() - start_s))
+        if answered < len(trials) and (not answered or timed_out or exit_status):
+            trial, took_s = trials[answered], time.monotonic() - start_s
+            yield encode(_obituary(trial, exit_status, timed_out, _tail(child.output), took_s))
 
 
-def _listen(child: Child, deadline_s: float, orders: Orders) -> tuple[bytes, bool]:
-    """What the child answered before it ended, and whether it had to be given up."""
-    answer = b""
-    watched = [child.answer, orders.descriptor]
-    while True:
+def _listen(child: Child, deadline_s: float, orders: Lines) -> tuple[bytes, bool]:
+    """The child's next answer, empty if it ended without one, and whether it had to be given up."""
+    watched = [child.answers.descriptor, orders.descriptor]
+    while not child.answers.holds_line():
         readable = select.select(watched, [], [], POLL_S)[0]
-        if child.answer in readable:
-            data = os.read(child.answer, 65536)
-            answer += data
-            if not data or answer.endswith(b"\n"):
-                return answer, False
-        elif _is_dead(child.pid):
-            return answer, False
+        if child.answers.descriptor in readable:
+            with contextlib.suppress(InputEndedError):
+                child.answers.read_more()
+                continue
+            return b"", False
+        if _is_dead(child.pid) and not select.select(watched[:1], [], [], 0.0)[0]:
+            return b"", False
         if orders.descriptor in readable:
             orders.read_more()
         if time.monotonic() > deadline_s:
             return b"", True
+    return child.answers.next_line(), False
 
 
-def _fork(trial: Trial) -> Child:
+def _fork(trials: Sequence[Trial]) -> Child:
     read_end, write_end = os.pipe()
     output = tempfile.TemporaryFile()  # noqa: SIM115
     gc.collect()
@@ -132,21 +154,22 @@ def _fork(trial: Trial) -> Child:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _live(trial, parent, write_end, output.fileno())
+        _live(trials, parent, write_end, output.fileno())
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     os.close(write_end)
-    return Child(pid=pid, answer=read_end, output=output)
+    return Child(pid=pid, answers=Lines(read_end), output=output)
 
 
-def _live(trial: Trial, parent: int, write_end: int, output: int) -> None:
+def _live(trials: Sequence[Trial], parent: int, write_end: int, output: int) -> None:
     """The child's whole life; never returns."""
     code = 1
     try:
         _settle_in(parent, output)
-        from calibration.child import run_trial
+        from calibration.child import run_trials
 
-        _write_all(write_end, f"{encode(run_trial(trial))}\n".encode())
+        for record in run_trials(trials):
+            _write_all(write_end, f"{encode(record)}\n".encode())
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -188,7 +211,7 @@ def _end(child: Child) -> int:
     _settled(child.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    os.close(child.answer)
+    os.close(child.answers.descriptor)
     return os.waitpid(child.pid, 0)[1]
 
 

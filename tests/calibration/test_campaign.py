@@ -5,7 +5,7 @@ import pytest
 from calibration.bisect import largest_micro_batch
 from calibration.campaign import Journal, estimate_campaign_s, measure_trial, run_campaign
 from calibration.testing import FakeMachine
-from calibration.trial import Trial, decode_measurement, decode_trial, encode
+from calibration.trial import Trial, decode_group, decode_measurement, encode, encode_group
 from profiles.errors import CampaignError, InvalidInputError
 from profiles.records import read_measurements
 from profiles.schema import Recipe
@@ -190,7 +190,7 @@ def test_a_trial_with_senseless_times_is_refused_with_all_problems():
 
 def test_orders_and_records_survive_the_wire():
     order = Trial(model="a/b c.json", machine="1xH200", recipe=Recipe(seq=7), limit_bytes=5, device="cuda")
-    assert decode_trial(encode(order)) == order
+    assert decode_group(encode_group([order])) == [order]
     record = FakeMachine(step_s=linear).measure(order)
     assert decode_measurement(encode(record)) == record
     assert json.loads(encode(record))["recipe"]["seq"] == 7

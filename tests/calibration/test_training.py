@@ -9,7 +9,7 @@ import torch
 from calibration.models import build_config, model_class, resolve
 from calibration.optimizers import OPTIMIZERS, lion_class
 from calibration.support import RefusedError, check, checkpoint_interval, lengths
-from calibration.training import build, set_precision
+from calibration.training import build, retarget, set_precision
 from profiles.schema import Preset, Recipe
 
 NEOX = {
@@ -214,3 +214,19 @@ def test_checkpoint_intervals():
 
 def test_the_table_of_optimizers_is_complete():
     assert set(OPTIMIZERS) == {"adamw_fused", "adamw_foreach", "adamw_forloop", "sgd", "adafactor", "lion"}
+
+
+def test_a_retargeted_trainee_is_the_one_built_for_the_recipe(preset):
+    one = plain(seq=16, micro_batch=2, checkpointing="none")
+    for other in (
+        plain(seq=32, micro_batch=3, checkpointing="full"), plain(seq=16, micro_batch=1, checkpointing="every_2"), one,
+    ):  # fmt: skip
+        trainee, fresh = build(preset(NEOX), one, "cpu"), build(preset(NEOX), other, "cpu")
+        retarget(trainee, preset(NEOX), other)
+        assert {k: v.shape for k, v in trainee.batch.items()} == {k: v.shape for k, v in fresh.batch.items()}
+        layers = [[layer.gradient_checkpointing for layer in t.model.gpt_neox.layers] for t in (trainee, fresh)]
+        assert layers[0] == layers[1]
+        retarget(trainee, preset(NEOX), one)
+        assert not any(layer.gradient_checkpointing for layer in trainee.model.gpt_neox.layers)
+    with pytest.raises(RefusedError, match="micro_batch is 0"):
+        retarget(trainee, preset(NEOX), plain(micro_batch=0))

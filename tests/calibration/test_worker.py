@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from calibration.campaign import run_campaign
 from calibration.child import describe_failure, is_out_of_memory
 from calibration.local import ALLOCATOR, LocalMeasurer, worker_environment
-from calibration.trial import Trial, encode
+from calibration.trial import Trial, encode_group, grouped
 from profiles.schema import Recipe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -230,8 +230,8 @@ import sys
 from pathlib import Path
 from calibration.campaign import run_campaign
 from calibration.local import LocalMeasurer
-from calibration.trial import decode_trial
-orders = [decode_trial(line) for line in {[encode(order(measure_s=0.1)), encode(order(micro_batch=20_000))]!r}]
+from calibration.trial import decode_group
+orders = decode_group({encode_group([order(measure_s=0.1), order(micro_batch=20_000)])!r})
 with LocalMeasurer() as measurer:
     say = lambda done, total, record: print(done, measurer.worker_pid, record.status, flush=True)
     run_campaign(orders, measurer, Path({str(journal)!r}), on_progress=say)
@@ -250,6 +250,34 @@ with LocalMeasurer() as measurer:
     assert gone(child)
     assert gone(int(worker))
     assert len(journal.read_text().splitlines()) == 1
+
+
+def test_trials_of_a_group_share_a_process_until_one_does_not_run(measurer, order, model):
+    """Four trials: two of one process, one that needs more than the limit, one in a new process."""
+    limited = {"measure_s": 0.1, "limit_bytes": 2 * 2**30}
+    trials = [
+        order(**limited), order(micro_batch=2, checkpointing="full", **limited), order(micro_batch=20_000, **limited),
+        order(micro_batch=1, seq=64, **limited),
+    ]  # fmt: skip
+    starts = measurer.starts
+    records = list(measurer.measure_group(trials))
+    assert [r.status for r in records] == ["ok", "ok", "oom", "ok"]
+    assert [r.recipe for r in records] == [t.recipe for t in trials]
+    assert measurer.starts <= starts + 1
+    assert measurer.measure(order(measure_s=0.1)).status == "ok"
+
+
+def test_only_sizes_and_checkpointing_may_differ_inside_a_group():
+    def gpu(**knobs):
+        return Trial(model="m", machine="1xH200", device="cuda", recipe=Recipe(**knobs))
+
+    trials = [
+        gpu(micro_batch=1), gpu(micro_batch=2, checkpointing="full"), gpu(micro_batch=2, seq=64), gpu(precision="fp16"),
+        gpu(precision="fp16", compile="on"), gpu(precision="fp16", compile="on"), gpu(optimizer="sgd"), gpu(),
+        replace(gpu(), device="cpu"), replace(gpu(), device="cpu"), replace(gpu(), model="n"),
+    ]  # fmt: skip
+    assert [len(group) for group in grouped(trials)] == [3, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert [trial for group in grouped(trials) for trial in group] == trials
 
 
 def test_the_process_that_forks_has_one_thread_and_nothing_else_open(measurer, order):

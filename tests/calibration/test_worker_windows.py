@@ -1,7 +1,9 @@
 import pytest
 
 from calibration.measuring import measured_accumulations, time_trainee
+from calibration.trial import Trial
 from calibration.windows import WINDOW_S, solve_accumulation, step_estimates, time_rounds, time_window, window_steps
+from profiles.schema import Recipe
 
 
 class AsyncDevice:
@@ -40,10 +42,14 @@ def test_a_clock_without_synchronisation_would_have_seen_only_the_host():
     assert time_window(lambda: device.step(1), 7, lambda: None, device.clock) == pytest.approx(1e-5)
 
 
+def trial(grad_accum, solved_from=(2, 4)):
+    return Trial(model="m", machine="cpu", recipe=Recipe(grad_accum=grad_accum), solved_from=solved_from)
+
+
 @pytest.mark.parametrize("grad_accum", [1, 2])
 def test_small_accumulations_are_measured_as_they_are(grad_accum):
     device = AsyncDevice(first_s=30.0)
-    timed = time_trainee(device, grad_accum, 1.0, clock=device.clock)
+    timed = time_trainee(device, measured_accumulations(trial(grad_accum)), 1.0, clock=device.clock)
     assert timed.accumulations == (grad_accum,)
     assert set(device.steps) == {grad_accum}
     step_s = 0.01 * grad_accum + 0.005 + 1e-5
@@ -52,11 +58,13 @@ def test_small_accumulations_are_measured_as_they_are(grad_accum):
     assert timed.series.steady
 
 
-@pytest.mark.parametrize(("grad_accum", "accumulations"), [(3, (2, 3)), (4, (2, 4)), (5, (2, 4)), (512, (2, 4))])
-def test_larger_ones_follow_from_two(grad_accum, accumulations):
+@pytest.mark.parametrize(("grad_accum", "solved_from", "accumulations"), [
+    (3, (2, 4), (2, 3)), (4, (2, 4), (2, 4)), (5, (2, 4), (2, 4)), (512, (2, 4), (2, 4)), (48, (1, 2), (1, 2)),
+])  # fmt: skip
+def test_larger_ones_follow_from_two(grad_accum, solved_from, accumulations):
     device = AsyncDevice(micro_s=0.02, once_s=0.07)
-    timed = time_trainee(device, grad_accum, 1.0, clock=device.clock)
-    assert timed.accumulations == measured_accumulations(grad_accum) == accumulations
+    assert measured_accumulations(trial(grad_accum, solved_from)) == accumulations
+    timed = time_trainee(device, accumulations, 1.0, clock=device.clock)
     micro_s, once_s = solve_accumulation(timed.series.settled, accumulations)
     assert micro_s == pytest.approx(0.02, rel=1e-6)
     assert once_s == pytest.approx(0.07, rel=1e-3)
@@ -71,7 +79,7 @@ def test_two_published_points_give_their_parts():
 def test_two_optimizer_steps_pass_before_anything_counts():
     device = AsyncDevice()
     warm = []
-    time_trainee(device, 1, 1.0, clock=device.clock, warmed_up=lambda: warm.append(len(device.steps)))
+    time_trainee(device, (1,), 1.0, clock=device.clock, warmed_up=lambda: warm.append(len(device.steps)))
     assert warm == [2]
 
 
