@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.regret import by_prediction, cells_of, if_ran, regret_scores
 from calibration.rows import TimeRows, time_rows
-from simulator.components import group_mask
+from calibration.scores import errors
+from simulator.components import COMPONENTS, group_mask
 from simulator.outlook import model_flops
 from simulator.techniques.precision import PRECISIONS, product_flops_per_s
 
@@ -20,21 +22,21 @@ FloatArray = NDArray[np.float64]
 Baseline = Callable[["Split", TimeRows, TimeRows], FloatArray]
 
 
-def scores(split: Split, rows: TimeRows) -> dict[str, dict[str, float | int]]:
-    """Step-time errors of every baseline, fitted on the same rows as the model. Needs fitted rows."""
+def scores(split: Split, rows: TimeRows) -> dict[str, dict[str, Any]]:
+    """Step-time errors and regret of every baseline, fitted on the same rows as the model.
+
+    Without fitted rows only those that need none are scored. A baseline says nothing of memory: which recipes fit is
+    known to it by trial.
+    """
     fitted = time_rows(split.fitted, split.workloads, split.profile.rates)
-    if not len(fitted):
-        return {}
     measured = np.exp(rows.log_step)
+    cells = cells_of(rows.measurements, split.workloads)
     results = {}
     for name, baseline in BASELINES.items():
-        absolute = np.abs(baseline(split, fitted, rows) / measured - 1.0)
-        results[name] = {
-            "n": len(absolute),
-            "mape": float(absolute.mean()),
-            "median": float(np.median(absolute)),
-            "p95": float(np.quantile(absolute, 0.95)),
-        }
+        if len(fitted) or name in UNFITTED:
+            predicted = baseline(split, fitted, rows)
+            regret = regret_scores(cells, by_prediction(predicted), if_ran)
+            results[name] = {**errors(predicted, measured), "regret": regret}
     return results
 
 
@@ -63,10 +65,10 @@ def best_efficiency(split: Split, fitted: TimeRows, rows: TimeRows) -> FloatArra
 
 
 def roofline(split: Split, fitted: TimeRows, rows: TimeRows) -> FloatArray:
-    """The traced operations at probed rates without fit, floor or host time."""
-    columns = group_mask("gpu").copy()
-    gpu = rows.seconds[:, columns].sum(axis=1) * rows.grad_accum
-    return np.asarray(gpu + rows.seconds[:, group_mask("step_gpu")].sum(axis=1))
+    """The traced operations at probed rates, without fit, kernel floor, power limit or host time."""
+    plain = np.array([not name.endswith("floor") and name != "power" for name in COMPONENTS])
+    gpu = rows.seconds[:, plain & group_mask("gpu")].sum(axis=1) * rows.grad_accum
+    return np.asarray(gpu + rows.seconds[:, plain & group_mask("step_gpu")].sum(axis=1))
 
 
 def _knobs(rows: TimeRows) -> FloatArray:
@@ -127,3 +129,5 @@ BASELINES: dict[str, Baseline] = {
     "gradient_boosting": boosting,
     "nearest_neighbour": nearest,
 }
+UNFITTED = ("roofline",)
+"""Baselines that need no fitted row."""

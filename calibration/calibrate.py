@@ -12,16 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.campaign import Journal, Measurer, measure_trial, raise_if_all_failed
-from calibration.candidates import Pool, build_pool, noise_of
-from calibration.choose import Candidates, pick
+from calibration.candidates import build_pool
+from calibration.choose import Chooser
 from calibration.fit import fit_profile
 from calibration.gate import gated
 from calibration.question import load_or_trace
 from calibration.rows import usable
-from calibration.seeds import Alternatives, seed_groups
 from calibration.trial import Trial
 from profiles import store
 from profiles.errors import CampaignError, InvalidInputError, PacelineError
@@ -29,9 +27,7 @@ from profiles.files import folders
 from profiles.records import read_measurements
 from profiles.schema import Machine, Measurement, Profile, Rate, Software, Workload
 from simulator.rates import datasheet_profile
-from simulator.steptime import covariance
 
-FloatArray = NDArray[np.float64]
 Progress = Callable[[str, float], None]
 """Called with what happens now and the share of the budget that is spent."""
 PROBE_SHARE, PROBE_MOST_S, PROBE_LEAST_S = 0.25, 60.0, 10.0
@@ -40,11 +36,6 @@ MAX_TRIAL_SHARE = 0.15
 """No single trial may take more of the budget."""
 LEAST_TIMEOUT_S = 30.0
 """A trial that hangs may run past the budget by no more than this."""
-SEED_SHARE = 0.08
-"""No seed but the compiled one may take more of the budget."""
-COMPILE_SHARE = 0.35
-"""Compiled shapes are rationed: no more than this share of the time for runs."""
-TARGETS = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +156,10 @@ class _Campaign:
         self, profile: Profile, workloads: Mapping[str, Workload], device: str, seed: int, measurer: Measurer
     ) -> None:
         self.profile, self.workloads, self.device, self.measurer = profile, workloads, device, measurer
-        self.random = np.random.default_rng(seed)
+        self.seed = seed
         self.journal = Journal(journal_path(profile.machine.name), retry=("crash", "timeout", "invalid"))
         self.records: list[Measurement] = []
         self.known = self._earlier()
-        self.compile_s = 0.0
-        self.slowness: list[float] = []
-        self.too_large_bytes = float("inf")
 
     def run(self, begun: float, budget_s: float, seqs: Sequence[int], tell: Progress) -> None:
         """Measure until the budget is spent."""
@@ -185,20 +173,16 @@ class _Campaign:
         )
         if not pool.trials:
             raise CampaignError("no recipe of these models is predicted to fit this machine within the budget")
-        open_ = np.ones(len(pool.trials), dtype=bool)
-        seeds = seed_groups(pool)
+        chooser = Chooser(pool, self._fitted() if self.known else self.profile, budget_s=budget_s, seed=self.seed)
         try:
             while (left_s := budget_s - (time.monotonic() - begun)) > 0:
-                chosen = self._next(pool, open_, seeds, left_s, budget_s)
+                chosen = chooser.next(self.profile, left_s)
                 if chosen is None:
                     break
-                open_[chosen] = False
-                tell(describe(pool.trials[chosen]), 1.0 - left_s / budget_s)
                 trial = pool.trials[chosen]
-                trial = replace(trial, timeout_s=min(trial.timeout_s, max(left_s, LEAST_TIMEOUT_S)))
-                record = self._measure(trial, float(pool.fixed_cost_s[chosen]))
-                if record.status == "oom":
-                    self.too_large_bytes = min(self.too_large_bytes, float(pool.needed_bytes[chosen]))
+                tell(describe(trial), 1.0 - left_s / budget_s)
+                record = self._measure(replace(trial, timeout_s=min(trial.timeout_s, max(left_s, LEAST_TIMEOUT_S))))
+                chooser.saw(chosen, record.trial_s, record.status)
         finally:
             self.measurer.close()
 
@@ -215,38 +199,12 @@ class _Campaign:
         fit = fit_profile([*self.known, *mine], self.all_workloads, self.profile.rates)
         return replace(self.profile, fit=fit)
 
-    def _next(
-        self, pool: Pool, open_: NDArray[np.bool_], seeds: list[Alternatives], left_s: float, budget_s: float
-    ) -> int | None:
-        costs = pool.fixed_cost_s * (np.median(self.slowness) if self.slowness else 1.0)
-        compiled = np.array([t.recipe.compile == "on" for t in pool.trials])
-        small_enough = pool.needed_bytes < self.too_large_bytes
-        allowed = (
-            open_
-            & small_enough
-            & (costs <= left_s)
-            & (~compiled | (costs <= COMPILE_SHARE * budget_s - self.compile_s))
-        )
-        while seeds:
-            group = seeds.pop(0)
-            affordable = [i for i in group if allowed[i] and (compiled[i] or costs[i] <= SEED_SHARE * budget_s)]
-            if affordable:
-                return affordable[0]
-        shares = pool.shares(self.profile)
-        targets = shares[self.random.choice(len(shares), min(TARGETS, len(shares)), replace=False)]
-        candidates = Candidates(shares=shares, noise=noise_of(pool, self.profile), cost_s=costs)
-        known = covariance(self.profile.fit, self.profile.rates)
-        return pick(candidates, targets, known, allowed)
-
-    def _measure(self, trial: Trial, expected_s: float) -> Measurement:
+    def _measure(self, trial: Trial) -> Measurement:
         workload = self.workloads[trial.model]
         record = self.journal.find(trial) or measure_trial(
             trial, self.measurer, self.journal, lambda r: gated(r, workload, self.profile)
         )
         self.records.append(record)
-        self.slowness.append(float(np.clip((record.trial_s or expected_s) / expected_s, 0.3, 10.0)))
-        if trial.recipe.compile == "on":
-            self.compile_s += record.trial_s or 0.0
         ran = [r for r in self.records if r.status == "ok"]
         if ran:
             self.profile = self._fitted()

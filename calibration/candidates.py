@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.campaign import estimate_trial_s
-from calibration.rows import REPEAT_FLOOR_LOG
 from calibration.trial import Trial
 from profiles.schema import Profile, Recipe, Workload
 from simulator.case import Case, Run
@@ -24,7 +23,6 @@ FloatArray = NDArray[np.float64]
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 EDGE = 0.97
 """Candidates are predicted to stay below this share of the device's memory."""
-HOST_NOISE_LOG = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,19 +119,3 @@ def make_trial(
         config_hash=workload.config_hash,
         timeout_s=60.0 + compile_s + 20.0 * (step_s / recipe.grad_accum * 8 + measure_s),
     )
-
-
-def noise_of(pool: Pool, profile: Profile) -> FloatArray:
-    """Expected noise of each candidate's log step time: the repeat floor, more where the host decides."""
-    host = np.clip(pool.shares(profile)[:, _HOST].sum(axis=1), 0.0, 1.0)
-    noise: FloatArray = np.hypot(REPEAT_FLOOR_LOG, HOST_NOISE_LOG * host)
-    return noise
-
-
-def _host_columns() -> NDArray[np.bool_]:
-    from simulator.components import group_mask
-
-    return group_mask("host")
-
-
-_HOST = _host_columns()

@@ -1,48 +1,58 @@
-"""Evaluate: fit on a sparse part of a table, predict the rest, score; or score a profile as it is.
-
-Errors are (predicted − measured) / measured. Regret is the throughput of the picked recipe ÷ that of the best one, mean
-over cells of equal model, machine, length and global batch with at least three recipes.
-"""
+"""Evaluate: fit on a sparse part of a table, predict the rest, score; or score a profile as it is."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from calibration import ablation, closed_form, rules
 from calibration import baselines as simple
-from calibration.fit import fit_profile, in_session
+from calibration.fit import fit_profile
 from calibration.gate import gated
-from calibration.rows import TimeRows, memory_of, noise_log, time_rows, usable
-from calibration.tables import Row, read_table
+from calibration.regret import Cell, by_prediction, cells_of, if_called_fitting, regret, regret_scores
+from calibration.repeats import CLASSES, repeat_class, repeat_noise, repeats_of
+from calibration.rows import TimeRows, time_rows, usable
+from calibration.scores import (
+    by_knob,
+    host_bound,
+    memory_scores,
+    part,
+    predict_rows,
+    predict_steps,
+    reserved_scores,
+    time_scores,
+)
+from calibration.tables import Row, Table, read_table
+from calibration.verdicts import decided, limit_bytes, oom_scores, verdicts_of
 from profiles.errors import InvalidInputError
+from profiles.records import measurement_identity
 from profiles.schema import Fit, Measurement, Profile, Workload
-from simulator.case import Case
-from simulator.outlook import memory_limit_bytes
 from simulator.rates import datasheet_profile, datasheet_rates
-from simulator.steptime import log_factors, predictive_sd, step_times
 
-FloatArray = NDArray[np.float64]
+__all__ = ["Split", "evaluate", "predict_rows", "regret", "starting_profile", "time_scores", "workloads_of"]
+
 PRIORS = ("profile", "probes", "datasheet")
-NEAR_LIMIT = 0.03
-CELL_LEAST = 3
-HOST_BOUND = 0.8
-"""Host time above this share of GPU time makes a row host-bound."""
+AT_RANDOM = "random"
+DRAWS = 5
+"""Random choices that an adaptive one is compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Records to fit on and records to score, with the workloads of both and the profile the fit starts from."""
+    """Records to fit on and records to score, with the workloads of both and the profile the fit starts from.
+
+    ``alternatives``: where the fitted rows were chosen from the table, as many drawn from it at random, several times.
+    """
 
     fitted: tuple[Measurement, ...]
     scored: tuple[Measurement, ...]
     workloads: Mapping[str, Workload]
     profile: Profile
-    problems: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+    alternatives: tuple[tuple[Measurement, ...], ...] = ()
 
 
 def evaluate(
@@ -51,73 +61,154 @@ def evaluate(
     calibrate_on: Path | Sequence[Path] | None = None,
     calibrate: int = 0,
     seed: int = 0,
+    choose: str = AT_RANDOM,
     prior: str = "profile",
     baselines: bool = False,
+    ablate: bool = False,
+    repeats: Sequence[Path] = (),
 ) -> dict[str, object]:
     """The scores of a table, in the shape of the command's JSON.
 
-    ``calibrate_on`` fits on other files, ``calibrate`` on that many rows of the table drawn with ``seed``
-    (out-of-memory rows count); without either the profile is scored as it is.
+    ``calibrate_on`` fits on other files, ``calibrate`` on that many rows of the table (out-of-memory rows count), drawn
+    with ``seed`` or picked by the policy ``choose``; without either the profile is scored as it is. Recipes that were
+    fitted are not scored. ``repeats`` are files with further runs of the same recipes, for the noise floor.
 
     Raises:
-        InvalidInputError: no such prior, a table that cannot be read, or nothing left to score.
+        InvalidInputError: no such prior or policy, a table that cannot be read, or nothing left to score.
     """
-    split = _split(table, calibrate_on, calibrate, seed, prior)
+    _check(calibrate, prior, choose)
+    split = _split(table, calibrate_on, calibrate, seed, choose, prior)
     start = split.profile.fit
     fit = fit_profile(split.fitted, split.workloads, split.profile.rates, start=start) if split.fitted else start
     rows = time_rows(split.scored, split.workloads, split.profile.rates)
     if not len(rows):
         raise InvalidInputError(f"table {table}", ["no row that ran is left to score", *split.problems])
-    predicted, sd = predict_rows(rows, fit, split.profile)
-    scores: dict[str, object] = {
+    again = [row.measurement for path in repeats for row in read_table(path).rows]
+    ablated, skipped = ablation.ablations(split) if ablate else (None, ())
+    return {
         "table": str(table.name),
         "prior": prior,
         "fitted": len(split.fitted),
         "scored": len(split.scored),
-        "step_time": time_scores(rows, predicted, sd, fit),
-        "step_time_gpu_bound": _part(rows, predicted, sd, fit, ~host_bound(rows, fit)),
-        "step_time_host_bound": _part(rows, predicted, sd, fit, host_bound(rows, fit)),
-        "memory": memory_scores(split.scored, split.workloads, fit),
-        "oom": oom_scores(split, replace(split.profile, fit=fit)),
-        "regret": regret(rows, predicted),
-        "problems": list(split.problems),
+        **_time(rows, split, fit, again),
+        **_memory_and_choice(split, fit),
+        **({"leave_one_model_out": leave_one_model_out(split)} if len({r.model for r in split.fitted}) > 1 else {}),
+        **_baselines(split, rows, baselines),
+        "ablations": ablated,
+        "problems": [*split.problems, *skipped],
     }
-    if len({r.model for r in split.fitted}) > 1:
-        scores["leave_one_model_out"] = leave_one_model_out(split)
-    scores["baselines"] = simple.scores(split, rows) if baselines else None
-    return scores
 
 
-def _split(table: Path, calibrate_on: Path | Sequence[Path] | None, calibrate: int, seed: int, prior: str) -> Split:
+def _time(rows: TimeRows, split: Split, fit: Fit, again: Sequence[Measurement]) -> dict[str, object]:
+    """Step-time scores of all rows, by what bounds them, by how well they repeat, and by knob."""
+    predicted, sd = predict_rows(rows, fit, split.profile)
+    bound = host_bound(rows, fit)
+    known = repeats_of([*split.fitted, *split.scored, *again])
+    own = np.array([repeat_class(record, known) for record in rows.measurements])
+    return {
+        "step_time": time_scores(rows, predicted, sd, fit),
+        "step_time_gpu_bound": part(rows, predicted, sd, fit, ~bound),
+        "step_time_host_bound": part(rows, predicted, sd, fit, bound),
+        **{f"step_time_{name}": part(rows, predicted, sd, fit, own == name) for name in CLASSES},
+        "repeat_noise": repeat_noise(known),
+        "by": by_knob(rows, split.workloads, predicted, sd, fit),
+    }
+
+
+def _memory_and_choice(split: Split, fit: Fit) -> dict[str, object]:
+    """Scores of memory, of the verdicts, and of the recipes picked by both models together."""
+    profile = replace(split.profile, fit=fit)
+    records = decided(split.scored)
+    verdicts = verdicts_of(records, split.workloads, profile)
+    ranking = by_prediction(predict_steps(records, split.workloads, profile))
+    return {
+        "memory": memory_scores(split.scored, split.workloads, fit),
+        "memory_reserved": reserved_scores(split.scored, split.workloads, fit, limit_bytes(profile)),
+        "oom": oom_scores(verdicts),
+        "regret": regret_scores(cells_of(records, split.workloads), ranking, if_called_fitting(verdicts.fits)),
+    }
+
+
+def _baselines(split: Split, rows: TimeRows, wanted: bool) -> dict[str, object]:
+    """Scores of the yardsticks on the same rows: of time, of choice without a time, and of memory."""
+    if not wanted:
+        return dict.fromkeys(("baselines", "choice_baselines", "memory_baselines"))
+    cells: tuple[Cell, ...] = cells_of(decided(split.scored), split.workloads)
+    closed = closed_form.closed_form_scores(split.scored, split.workloads, split.profile)
+    return {
+        "baselines": simple.scores(split, rows),
+        "choice_baselines": rules.rule_scores(cells),
+        "memory_baselines": {"closed_form": closed},
+    }
+
+
+def _check(calibrate: int, prior: str, choose: str) -> None:
+    from calibration.policies import POLICIES
+
+    problems = []
     if prior not in PRIORS:
-        raise InvalidInputError("evaluate", [f"prior={prior} is not allowed; allowed: {', '.join(PRIORS)}"])
+        problems.append(f"prior={prior} is not allowed; allowed: {', '.join(PRIORS)}")
     if calibrate < 0:
-        raise InvalidInputError("evaluate", [f"calibrate={calibrate} is not allowed; allowed: 0 and more"])
+        problems.append(f"calibrate={calibrate} is not allowed; allowed: 0 and more")
+    if choose not in POLICIES:
+        problems.append(f"choose={choose} is not allowed; allowed: {', '.join(POLICIES)}")
+    if problems:
+        raise InvalidInputError("evaluate", problems)
+
+
+def _split(
+    table: Path, calibrate_on: Path | Sequence[Path] | None, calibrate: int, seed: int, choose: str, prior: str
+) -> Split:
     read = read_table(table)
     files = [calibrate_on] if isinstance(calibrate_on, Path) else list(calibrate_on or ())
     others = [read_table(path) for path in files]
-    rows = list(read.rows)
-    order = np.random.default_rng(seed).permutation(len(rows))
-    chosen = set(order[:calibrate].tolist())
-    fitted = [row for other in others for row in other.rows] + [rows[i] for i in sorted(chosen)]
-    scored = [row for i, row in enumerate(rows) if i not in chosen]
-    if not rows:
+    if not read.rows:
         raise InvalidInputError(f"table {table}", ["no row can be used", *read.problems])
-    profile = starting_profile(_one_machine(table, [*fitted, *scored]), prior)
-    workloads = workloads_of([*fitted, *scored])
-
-    def keep(some: Sequence[Row]) -> tuple[Measurement, ...]:
-        modelled = [r.measurement for r in some if usable(r.measurement, workloads, profile)]
-        return tuple(gated(record, workloads[record.model], profile) for record in modelled)
-
-    problems = [p for one in (read, *others) for p in one.problems]
-    kept_fitted = keep(fitted)
-    seen = set(kept_fitted)
-    unseen = tuple(record for record in keep(scored) if record not in seen)
-    repeated = len(scored) - len([r for r in scored if r.measurement not in seen])
+    all_rows = [row for one in (*others, read) for row in one.rows]
+    profile = starting_profile(_one_machine(table, all_rows), prior)
+    workloads = workloads_of(all_rows)
+    own, outside = _kept([read], workloads, profile), _kept(others, workloads, profile)
+    chosen = _choices(own, workloads, profile, calibrate, seed, choose)
+    fitted = (*outside, *chosen[0])
+    scored, repeated = _unseen(own, chosen[0], outside)
+    problems = [problem for one in (read, *others) for problem in one.problems]
     if repeated:
-        problems.append(f"{repeated} rows are among those fitted and are not scored")
-    return Split(fitted=kept_fitted, scored=unseen, workloads=workloads, profile=profile, problems=tuple(problems))
+        problems.append(f"{repeated} rows are of recipes that were fitted and are not scored")
+    return Split(
+        fitted=fitted, scored=scored, workloads=workloads, profile=profile, problems=tuple(problems),
+        alternatives=tuple((*outside, *drawn) for drawn in chosen[1:]),
+    )  # fmt: skip
+
+
+def _kept(tables: Sequence[Table], workloads: Mapping[str, Workload], profile: Profile) -> tuple[Measurement, ...]:
+    """The records that the model has something to say of, through the physics gate."""
+    records = [row.measurement for one in tables for row in one.rows]
+    return tuple(gated(r, workloads[r.model], profile) for r in records if usable(r, workloads, profile))
+
+
+def _choices(
+    records: Sequence[Measurement], workloads: Mapping[str, Workload], profile: Profile, count: int, seed: int,
+    choose: str,
+) -> list[tuple[Measurement, ...]]:  # fmt: skip
+    """The records to fit on; after them, where they were not drawn at random, as many that were, ``DRAWS`` times."""
+    from calibration.replay import choose_rows
+
+    if choose == AT_RANDOM or not count:
+        choices = [np.random.default_rng(seed).permutation(len(records))[:count].tolist()]
+    else:
+        picked = choose_rows(choose, records, workloads, profile, count, seed)
+        seeds = range(seed * DRAWS, (seed + 1) * DRAWS)
+        choices = [picked, *(choose_rows(AT_RANDOM, records, workloads, profile, len(picked), s) for s in seeds)]
+    return [tuple(records[i] for i in sorted(places)) for places in choices]
+
+
+def _unseen(
+    records: Sequence[Measurement], chosen: Sequence[Measurement], outside: Sequence[Measurement]
+) -> tuple[tuple[Measurement, ...], int]:
+    """The records whose recipe was not fitted, and how many others there are beside the chosen ones."""
+    seen = {measurement_identity(record) for record in (*chosen, *outside)}
+    unseen = tuple(record for record in records if measurement_identity(record) not in seen)
+    return unseen, len(records) - len(unseen) - len(chosen)
 
 
 def _one_machine(table: Path, rows: Sequence[Row]) -> str:
@@ -159,132 +250,6 @@ def workloads_of(rows: Sequence[Row]) -> dict[str, Workload]:
         if row.measurement.model not in known:
             known[row.measurement.model] = workload_of(row.preset)
     return known
-
-
-def predict_rows(rows: TimeRows, fit: Fit, profile: Profile) -> tuple[FloatArray, FloatArray]:
-    """Predicted seconds per step and the standard deviation of their log; host time as in each row's session."""
-    seconds = in_session(rows.seconds, [fit.host_sessions.get(s, 0.0) for s in rows.sessions])
-    step = step_times(seconds, rows.grad_accum, log_factors(fit)).step_s
-    return step, predictive_sd(seconds, rows.grad_accum, fit, profile.rates)
-
-
-def host_bound(rows: TimeRows, fit: Fit) -> NDArray[np.bool_]:
-    """Rows in which the host takes more than ``HOST_BOUND`` of the GPU's time."""
-    seconds = in_session(rows.seconds, [fit.host_sessions.get(s, 0.0) for s in rows.sessions])
-    times = step_times(seconds, rows.grad_accum, log_factors(fit))
-    return np.asarray(times.host_s > HOST_BOUND * times.gpu_s)
-
-
-def time_scores(rows: TimeRows, predicted: FloatArray, sd: FloatArray, fit: Fit) -> dict[str, float | int]:
-    """Errors of step time as fractions, the share inside the 90 % interval, and the rows' own noise."""
-    measured = np.exp(rows.log_step)
-    error = predicted / measured - 1.0
-    absolute = np.abs(error)
-    inside = np.abs(np.log(predicted / measured)) <= fit.interval_scale * sd
-    return {
-        "n": len(error),
-        "mape": float(absolute.mean()),
-        "median": float(np.median(absolute)),
-        "p95": float(np.quantile(absolute, 0.95)),
-        "bias": float(error.mean()),
-        "coverage90": float(inside.mean()),
-        "interval_factor": float(np.exp(np.median(fit.interval_scale * sd))),
-        "noise": float(np.median([noise_log(r) for r in rows.measurements])),
-    }
-
-
-def _part(
-    rows: TimeRows, predicted: FloatArray, sd: FloatArray, fit: Fit, mask: NDArray[np.bool_]
-) -> dict[str, float | int] | None:
-    if not mask.any():
-        return None
-    index = np.flatnonzero(mask)
-    part = TimeRows(
-        seconds=rows.seconds[index],
-        grad_accum=rows.grad_accum[index],
-        log_step=rows.log_step[index],
-        noise=rows.noise[index],
-        sessions=tuple(rows.sessions[i] for i in index),
-        measurements=tuple(rows.measurements[i] for i in index),
-    )
-    return time_scores(part, predicted[index], sd[index], fit)
-
-
-def memory_scores(
-    records: Sequence[Measurement], workloads: Mapping[str, Workload], fit: Fit
-) -> dict[str, float | int] | None:
-    """Errors of peak allocated memory as fractions; ``None`` where no record holds a peak."""
-    errors = [
-        float(memory_of(r, workloads[r.model], fit).peak_bytes[0]) / r.peak_bytes - 1.0
-        for r in records
-        if r.status == "ok" and r.peak_bytes and r.memory_kind != "unknown"
-    ]
-    if not errors:
-        return None
-    absolute = np.abs(errors)
-    return {
-        "n": len(errors),
-        "mape": float(absolute.mean()),
-        "median": float(np.median(absolute)),
-        "p95": float(np.quantile(absolute, 0.95)),
-        "max": float(absolute.max()),
-        "bias": float(np.mean(errors)),
-    }
-
-
-def oom_scores(split: Split, profile: Profile) -> dict[str, float | int | None]:
-    """Recall of out-of-memory and false alarms, overall and away from the limit; false "fits" counted.
-
-    A false alarm is a run that worked and is called out of memory. "Away" leaves out predictions whose need is within
-    3 % of the limit.
-    """
-    oom = missed = ran = alarms = ran_away = alarms_away = 0
-    for record in split.scored:
-        if record.status not in {"ok", "oom"}:
-            continue
-        limit, needed, fits = _verdict(split.workloads[record.model], profile, record)
-        away = abs(needed / limit - 1.0) > NEAR_LIMIT
-        if record.status == "oom":
-            oom, missed = oom + 1, missed + fits
-        else:
-            ran, alarms = ran + 1, alarms + (not fits)
-            ran_away, alarms_away = ran_away + away, alarms_away + (away and not fits)
-    return {
-        "n_oom": oom,
-        "n_ran": ran,
-        "recall": (oom - missed) / oom if oom else None,
-        "false_fits": missed,
-        "false_alarm": alarms / ran if ran else None,
-        "false_alarm_away_from_limit": alarms_away / ran_away if ran_away else None,
-    }
-
-
-def _verdict(workload: Workload, profile: Profile, record: Measurement) -> tuple[float, float, bool]:
-    """Limit, needed bytes and whether the record's recipe is called ``fits``."""
-    from calibration.rows import memory_within
-
-    case = Case(workload=workload, profile=profile)
-    limit = float(memory_limit_bytes(case))
-    memory = memory_within(record, workload, profile.fit, limit)
-    return limit, float(memory.needed_bytes[0]), bool(memory.peak_bytes_high[0] <= limit)
-
-
-def regret(rows: TimeRows, predicted: FloatArray) -> dict[str, float | int | None]:
-    """Mean throughput of the pick ÷ that of the best, picking the first or the best measured of the first three."""
-    cells: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for i, record in enumerate(rows.measurements):
-        batch = record.recipe.micro_batch * record.recipe.grad_accum
-        cells[record.model, record.machine, record.recipe.seq, record.recipe.decoder_seq, batch].append(i)
-    measured = np.exp(rows.log_step)
-    kept = [np.array(cell) for cell in cells.values() if len(cell) >= CELL_LEAST]
-    if not kept:
-        return {"cells": 0, "top1": None, "top3": None}
-
-    def kept_share(count: int) -> float:
-        picks = [cell[np.argsort(predicted[cell])[:count]] for cell in kept]
-        return float(np.mean([measured[c].min() / measured[p].min() for c, p in zip(kept, picks, strict=True)]))
-
-    return {"cells": len(kept), "top1": kept_share(1), "top3": kept_share(3)}
 
 
 def leave_one_model_out(split: Split) -> dict[str, dict[str, float | int]]:

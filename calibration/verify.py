@@ -63,12 +63,12 @@ def verify(
         InfeasibleError: nothing fits or keeps the limits.
         CampaignError: this is not the machine of the case, or every run failed; carries the first error.
     """
-    device = _here(case)
+    device = device_here(case)
     journal = Journal(journal_path(case.machine.name))
     best = [p.recipe for p in plan(case, top).recipes]
     drawn_now = draw(case, extra_random, seed, known_records(case.profile, journal.path), best)
     chosen = [(recipe, False) for recipe in best] + [(recipe, True) for recipe in drawn_now]
-    runner = measurer or _local()
+    runner = measurer or local_measurer()
     if on_progress:
         on_progress(f"{len(chosen)} runs, about {_estimate_s(case, [r for r, _ in chosen], device):.0f} s", 0.0)
     verified: list[Verified] = []
@@ -76,7 +76,7 @@ def verify(
         for index, (recipe, drawn) in enumerate(chosen):
             if on_progress:
                 on_progress(f"run {index + 1} of {len(chosen)}", index / len(chosen))
-            verified.append(_run(case, recipe, drawn, device, runner, journal))
+            verified.append(run_fresh(case, recipe, drawn, device, runner, journal))
     finally:
         runner.close()
     raise_if_all_failed([v.measured for v in verified])
@@ -96,7 +96,12 @@ def _trial(case: Case, recipe: Recipe, device: str, step_s: float) -> Trial:
     return make_trial(case.workload, recipe, case.profile, device, VERIFY_FACTOR * MEASURE_S[device], step_s)
 
 
-def _here(case: Case) -> str:
+def device_here(case: Case) -> str:
+    """The device of this machine, if it is the case's.
+
+    Raises:
+        CampaignError: it is another machine.
+    """
     from calibration.machine import this_device, this_machine
 
     here = this_machine()
@@ -105,16 +110,25 @@ def _here(case: Case) -> str:
     return this_device()
 
 
-def _local() -> Measurer:
+def local_measurer() -> Measurer:
+    """Measures on this machine."""
     from calibration.local import LocalMeasurer
 
     return LocalMeasurer()
 
 
-def _run(case: Case, recipe: Recipe, drawn: bool, device: str, measurer: Measurer, journal: Journal) -> Verified:
-    """Always a fresh run: verification never trusts an old record."""
+def run_fresh(
+    case: Case,
+    recipe: Recipe,
+    drawn: bool,
+    device: str,
+    measurer: Measurer,
+    journal: Journal,
+    limit_bytes: int | None = None,
+) -> Verified:
+    """Always a fresh run: verification never trusts an old record. ``limit_bytes`` caps what it may allocate."""
     predicted = predict(case, recipe)
-    trial = _trial(case, recipe, device, predicted.step_s)
+    trial = replace(_trial(case, recipe, device, predicted.step_s), limit_bytes=limit_bytes)
     measured = measure_trial(trial, measurer, journal, lambda r: gated(r, case.workload, case.profile))
     error = None
     if measured.status == "ok" and measured.step_s:

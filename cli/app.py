@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cli.curves import curves
 from cli.options import Asked, Json, Seed, asks
 
 app = typer.Typer(
@@ -106,13 +107,13 @@ def predict(asked: Asked) -> None:
     case = question.read(asked, published_batch=False).case
     answer = simulator.predict(case, complete(case.fixed, case))
     if asked.json:
-        kept = contract.within_limits(case, answer)
-        return contract.show(
-            {**contract.question_json(case), **contract.prediction_json(case, answer), "within_limits": kept}
-        )
+        return contract.show(contract.predicted_json(case, answer))
     from cli import render
 
     render.show_prediction(case, answer)
+
+
+app.command()(curves)
 
 
 @app.command()
@@ -140,13 +141,19 @@ def verify(
     asked: Asked,
     *,
     random: Annotated[int, typer.Option(metavar="N", min=0, help="Also run this many recipes drawn at random.")] = 0,
+    largest: Annotated[
+        bool, typer.Option("--largest", help="Find the largest micro-batch that runs, by at most three runs, instead.")
+    ] = False,
 ) -> None:
     """Run the top predictions for real: predicted beside measured.
 
-    Needs the machine that it predicts for. What the runs show goes back into the profile.
+    Needs the machine that it predicts for. What the runs show goes back into the profile. With --largest, --recipe
+    fixes the other knobs; those that it does not name are at their defaults.
     """
     from cli import measuring
 
+    if largest:
+        return measuring.verify_largest(asked, extra_random=random)
     measuring.verify(asked, extra_random=random)
 
 
@@ -162,21 +169,26 @@ def evaluate(
     prior: Annotated[
         str, typer.Option(metavar="P", help="Where the fit starts: profile, probes or datasheet.")
     ] = "profile",
+    choose: Annotated[
+        str, typer.Option(metavar="P", help="How the N rows are picked: random, or adaptive as calibrate does.")
+    ] = "random",
+    repeats: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="More runs of the same recipes, for the noise floor.")
+    ] = None,
     baselines: Annotated[bool, typer.Option("--baselines", help="Score simpler predictors too.")] = False,
+    ablate: Annotated[bool, typer.Option("--ablate", help="Score without one ingredient at a time, too.")] = False,
     json: Json = False,
 ) -> None:
-    """Fit on part of a table of measurements, score the rest."""
-    from cli import measuring
+    """Fit on part of a table of measurements, score the rest.
 
-    measuring.evaluate(
-        table,
-        calibrate_on=calibrate_on or [],
-        calibrate=calibrate,
-        seed=seed,
-        prior=prior,
-        baselines=baselines,
-        as_json=json,
-    )
+    Errors are (predicted - measured) / measured. Regret is the throughput of the picked recipe as a share of the best
+    one's, over recipes that are alternatives: equal model, lengths and global batch.
+    """
+    from cli import scoring
+
+    fitted = {"calibrate_on": calibrate_on or [], "calibrate": calibrate, "seed": seed, "choose": choose}
+    asked = {"prior": prior, "baselines": baselines, "ablate": ablate, "repeats": repeats or []}
+    scoring.evaluate(table, as_json=json, **fitted, **asked)
 
 
 @app.command("import")

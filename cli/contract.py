@@ -13,8 +13,10 @@ import typer
 
 if TYPE_CHECKING:
     from calibration import Calibration, Verification
+    from calibration.largest import LargestFound
     from profiles.schema import Profile, Recipe
     from simulator import Case, Plan, Prediction
+    from simulator.results import Extra
 
 Json = dict[str, Any]
 
@@ -47,7 +49,44 @@ def recipe_json(case: Case, recipe: Recipe) -> Json:
 
 def prediction_json(case: Case, prediction: Prediction) -> Json:
     """One recipe's time, money and memory with their breakdowns, and the verdict."""
-    return {**asdict(prediction), "recipe": recipe_json(case, prediction.recipe), "verdict": prediction.verdict}
+    return {
+        **asdict(prediction),
+        **memory_json(case, prediction.recipe),
+        "recipe": recipe_json(case, prediction.recipe),
+        "verdict": prediction.verdict,
+    }
+
+
+def memory_json(case: Case, recipe: Recipe) -> Json:
+    """Where in a step memory peaks, on which single tensors, and what creating the model takes."""
+    from simulator.memory_phases import memory_phases
+
+    found = memory_phases(case, recipe)
+    return {
+        "memory_phases_bytes": found.phases_bytes,
+        "peak_phase": found.peak_phase,
+        "largest_buffer": asdict(found.largest_buffer),
+        "buffers_bytes": {buffer.name: buffer.bytes for buffer in found.buffers},
+        "load_peak_bytes": found.load_peak_bytes,
+        "attention_bytes": found.attention_bytes,
+    }
+
+
+def predicted_json(case: Case, prediction: Prediction) -> Json:
+    """One recipe's answer: with what was asked, the limits that were given, and the runs that would narrow it most."""
+    from simulator.coverage import coverage
+
+    return {
+        **question_json(case),
+        **prediction_json(case, prediction),
+        "within_limits": within_limits(case, prediction),
+        "coverage": coverage_json(case, coverage(case, [prediction.recipe])),
+    }
+
+
+def coverage_json(case: Case, extra: Sequence[Extra]) -> list[Json]:
+    """The runs that would narrow an answer most; a factor is from the point to either end of its interval."""
+    return [{**asdict(one), "recipe": recipe_json(case, one.recipe)} for one in extra]
 
 
 def within_limits(case: Case, prediction: Prediction) -> dict[str, bool | None]:
@@ -71,6 +110,8 @@ def plan_json(case: Case, plan: Plan) -> Json:
         "oom": plan.oom,
         "over_budget": plan.over_budget,
         "ties": plan.ties,
+        "tied": plan.tied,
+        "coverage": coverage_json(case, plan.coverage),
         "reasons": plan.reasons,
     }
 
@@ -131,5 +172,34 @@ def verification_json(case: Case, done: Verification) -> Json:
             for one in done.verified
         ],
         "best": prediction_json(case, done.best),
+        "profile_path": done.profile_path,
+    }
+
+
+def largest_json(case: Case, done: LargestFound) -> Json:
+    """The largest micro-batch that ran, and each real run behind it in order."""
+    found = done.largest
+    return {
+        **question_json(case),
+        "recipe": recipe_json(case, done.recipe),
+        "largest": {
+            "micro_batch": found.micro_batch,
+            "smallest_oom": found.smallest_oom,
+            "predicted": found.predicted,
+            "proven": found.proven,
+            "exact_probability": found.exact_probability,
+            "runs": [
+                {
+                    "micro_batch": one.recipe.micro_batch,
+                    "grad_accum": one.recipe.grad_accum,
+                    "status": one.measured.status,
+                    "reason": one.measured.reason,
+                    "predicted_peak_bytes": one.predicted.peak_bytes,
+                    "measured_peak_bytes": one.measured.peak_bytes,
+                    "step_s": one.measured.step_s,
+                }
+                for one in done.verified
+            ],
+        },
         "profile_path": done.profile_path,
     }

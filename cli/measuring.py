@@ -1,4 +1,4 @@
-"""``calibrate``, ``verify``, ``evaluate`` and ``import``: commands that run, read or score measurements."""
+"""``calibrate``, ``verify`` and ``import``: commands that run or read measurements."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from profiles.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from calibration import Calibration, Verification, Verified
+    from calibration.largest import LargestFound
     from cli.options import Asked
     from profiles.schema import Recipe
     from simulator import Case
 
 SMALL_MODEL = {"cpu": "pythia-14m", "cuda": "pythia-160m"}
 MOST_TOLD = 10
-PRIORS = ("profile", "probes", "datasheet")
 
 
 def default_model() -> str:
@@ -88,6 +88,60 @@ def verify(asked: Asked, *, extra_random: int) -> None:
     show_verification(read.case, done)
 
 
+def verify_largest(asked: Asked, *, extra_random: int) -> None:
+    """Find the largest micro-batch that runs and show each run behind it."""
+    from calibration.largest import verify_largest as search
+
+    if extra_random:
+        raise InvalidInputError("verify", ["--largest and --random exclude each other"])
+    case = question.read(asked, here=True, published_batch=False).case
+    with progress("searching") as tell:
+        done = search(case, on_progress=tell)
+    tell_damage()
+    if asked.json:
+        return contract.show(contract.largest_json(case, done))
+    show_largest(case, done)
+
+
+def show_largest(case: Case, done: LargestFound) -> None:
+    """The runs in order, predicted beside measured memory, and what they prove."""
+    from cli import human, render
+    from cli.recipes import knobs_text
+
+    knobs = {k: v for k, v in contract.recipe_json(case, done.recipe).items() if k not in {"micro_batch", "grad_accum"}}
+    rows = [
+        (
+            str(one.recipe.micro_batch),
+            one.measured.status,
+            human.gib(one.predicted.peak_bytes),
+            human.gib(one.measured.peak_bytes),
+            human.seconds(one.measured.step_s),
+        )
+        for one in done.verified
+    ]
+    render.show_lines([*render.header(case), f"every run: {knobs_text(knobs)}", ""])
+    columns = ("micro-batch", "ended", "GiB predicted", "GiB measured", "step")
+    render.show_rows(columns, rows, right=columns[2:], folds=["ended"])
+    render.show_lines(["", *largest_lines(done)])
+    render.show_lines(
+        f"{one.measured.status} at {one.recipe.micro_batch}: {one.measured.reason}"
+        for one in done.verified
+        if one.measured.status != "ok"
+    )
+
+
+def largest_lines(done: LargestFound) -> list[str]:
+    """In words: the answer, how sure it is, what was predicted, and where the records went."""
+    from cli import human
+
+    found = done.largest
+    answer = f"largest micro-batch that ran: {found.micro_batch}" if found.micro_batch else "not even the smallest ran"
+    above = f"smallest that ran out of memory: {found.smallest_oom or 'none was tried'}"
+    sure = "proven" if found.proven else f"nothing larger fits with {human.percent(found.exact_probability)}"
+    lines = [f"{answer} ({sure}); {above}", f"predicted as safe before any run: {found.predicted}"]
+    return lines if done.profile_path is None else [*lines, f"profile: {done.profile_path}"]
+
+
 def show_verification(case: Case, done: Verification) -> None:
     """Predicted beside measured; errors are (predicted − measured) ÷ measured."""
     from cli import render
@@ -125,54 +179,6 @@ def _compared(one: Verified) -> tuple[str, str, str, str]:
     measured = f"{human.seconds(ran.step_s)}\n{human.seconds_range(ran.step_s_low, ran.step_s_high)}"
     inside = said.step_s_low <= ran.step_s <= said.step_s_high
     return predicted, measured, human.percent(one.error, signed=True) + ("" if inside else "\noutside"), memory
-
-
-def evaluate(
-    table: Path, *, calibrate_on: Sequence[Path], calibrate: int, seed: int, prior: str, baselines: bool, as_json: bool
-) -> None:
-    """Score predictions against a table of measurements."""
-    import calibration
-
-    _check_evaluation(calibrate_on, calibrate, prior)
-    with progress("evaluating"):
-        scores = calibration.evaluate(
-            table, calibrate_on=calibrate_on, calibrate=calibrate, seed=seed, prior=prior, baselines=baselines
-        )
-    if as_json:
-        return contract.show(scores)
-    show_scores(scores)
-
-
-def _check_evaluation(calibrate_on: Sequence[Path], calibrate: int, prior: str) -> None:
-    problems = []
-    if calibrate_on and calibrate:
-        problems.append("--calibrate-on and --calibrate exclude each other: fit on a file, or on rows of the table")
-    if prior not in PRIORS:
-        problems.append(f"--prior {prior!r} is not allowed; allowed: {', '.join(PRIORS)}")
-    if problems:
-        raise InvalidInputError("evaluate", problems)
-
-
-def show_scores(scores: Mapping[str, object]) -> None:
-    """One line a score; fractions as per cent."""
-    from cli import render
-
-    rows = list(_flat("", contract.plain(scores)))
-    render.show_rows(("score", "value"), rows, right=("value",), folds=["value"])
-
-
-def _flat(prefix: str, value: object) -> list[tuple[str, str]]:
-    if isinstance(value, dict):
-        return [row for key, part in value.items() for row in _flat(f"{prefix} {key}".strip(), part)]
-    if isinstance(value, list):
-        return [row for number, part in enumerate(value, start=1) for row in _flat(f"{prefix} {number}", part)]
-    return [(prefix, _score(value))]
-
-
-def _score(value: object) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def import_table(table: Path, *, machine: str | None, as_json: bool) -> None:

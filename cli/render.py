@@ -14,6 +14,7 @@ from cli.recipes import knobs_text, shared_knobs
 if TYPE_CHECKING:
     from profiles.schema import Profile
     from simulator import Case, Plan, Prediction
+    from simulator.results import Extra
 
 Cell = str
 _LEFT_OUT = 6
@@ -63,7 +64,7 @@ def show_plan(case: Case, plan: Plan) -> None:
     show_predictions(case, {str(rank): one for rank, one in enumerate(plan.recipes, start=1)}, shared)
     show_lines([""])
     show_predictions(case, marks, shared)
-    show_lines(["", *LEGEND, "", *plan_notes(plan)])
+    show_lines(["", *LEGEND, "", *plan_notes(plan), *coverage_lines(case, plan.coverage)])
     show_warnings(plan.best.warnings)
 
 
@@ -127,8 +128,28 @@ def plan_notes(plan: Plan) -> list[str]:
     if told:
         lines.append(f"never proposed, by rule: {', '.join(told)}")
     if plan.ties > 1:
-        lines.append(f"the first {plan.ties:,} cannot be told from the best inside their intervals")
+        lines.append(f"{plan.ties:,} of them cannot be told from the best inside the joint interval{_tied_text(plan)}")
     return [*lines, *plan.reasons]
+
+
+def _tied_text(plan: Plan) -> str:
+    """Which of the recipes shown are ties, where some are and some are not."""
+    ranks = [str(rank) for rank, tied in enumerate(plan.tied, start=1) if tied]
+    return f" (shown: {', '.join(ranks)})" if 0 < len(ranks) < len(plan.tied) else ""
+
+
+def coverage_lines(case: Case, extra: Sequence[Extra]) -> list[str]:
+    """The runs that would narrow the answer most, with the interval that they would leave."""
+    from cli.contract import recipe_json
+
+    if not extra:
+        return []
+    told = [
+        f"  ± {human.percent(one.factor - 1)} after {knobs_text(recipe_json(case, one.recipe), short=True)}"
+        + (f", which covers {', '.join(one.closes)}" if one.closes else "")
+        for one in extra
+    ]
+    return [f"measuring these in turn would narrow ± {human.percent(extra[0].factor_before - 1)} most:", *told]
 
 
 def header(case: Case) -> list[str]:
@@ -160,6 +181,7 @@ def profile_line(profile: Profile) -> str:
 def show_prediction(case: Case, one: Prediction) -> None:
     """One recipe: time, money and memory, each with its interval, and both breakdowns."""
     from cli.contract import recipe_json
+    from simulator.coverage import coverage
 
     show_lines([*header(case), f"recipe: {knobs_text(recipe_json(case, one.recipe))}", ""])
     facts = table("", "", "90 % interval", "basis", folds=["90 % interval"])
@@ -171,6 +193,8 @@ def show_prediction(case: Case, one: Prediction) -> None:
     _show_breakdown("time per step", one.time_breakdown_s, human.seconds, one.step_s)
     show_lines([""])
     _show_breakdown("memory", one.memory_breakdown_bytes, _gib_text, one.peak_device_bytes)
+    show_memory_phases(case, one)
+    show_lines(["", *coverage_lines(case, coverage(case, [one.recipe]))])
     show_warnings(one.warnings)
 
 
@@ -218,6 +242,25 @@ def _show_breakdown(title: str, parts: Mapping[str, float], text: Callable[[floa
         made.add_row(name, f"{sign}{text(size)}", human.percent(value / total))
     made.add_row("total", text(total), "")
     console().print(made)
+
+
+def show_memory_phases(case: Case, one: Prediction) -> None:
+    """The peak by phase of a step, and the largest single tensors behind it."""
+    from simulator.memory_phases import memory_phases
+
+    found = memory_phases(case, one.recipe)
+    rows = [
+        (phase.replace("_", " "), _gib_text(size_bytes), "the peak" if phase == found.peak_phase else "")
+        for phase, size_bytes in {"loading, at most": found.load_peak_bytes, **found.phases_bytes}.items()
+    ]
+    show_lines([""])
+    show_rows(("allocated, by phase", "amount", ""), rows, right=("amount",), folds=[""])
+    buffers = [(buffer.name.replace("_", " "), f"{buffer.mib:,.1f} MiB") for buffer in found.buffers]
+    show_lines([""])
+    show_rows(("largest single tensors", "one copy"), buffers, right=("one copy",), folds=["largest single tensors"])
+    if len(found.attention_bytes) > 1:
+        totals = ", ".join(f"{_gib_text(total)} with {name}" for name, total in found.attention_bytes.items())
+        show_lines(["", f"on the device by attention: {totals}"])
 
 
 def _gib_text(size_bytes: float) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from profiles.errors import InvalidInputError
 from profiles.schema import Fit, Measurement, Provenance, Recipe, Workload
 from simulator import money
+from simulator.calibrated import beyond
 from simulator.case import Case
 from simulator.components import COMPONENTS, Choice, component_seconds, evaluate
 from simulator.memory import PARTS, Memory, memory
@@ -20,9 +21,6 @@ from simulator.steptime import StepTimes, log_factors, predictive_sd, step_times
 from simulator.techniques.precision import PRECISIONS, product_flops_per_s
 
 FloatArray = NDArray[np.float64]
-BEYOND_SD_LOG = 0.04
-"""Added to the standard deviation per factor of e by which a size leaves the calibrated range."""
-UNSEEN_MODEL_SD_LOG = 0.03
 UNCALIBRATED_RANKS_SD_LOG = 0.08
 """Added where several GPUs work together: their exchange, stragglers and overlap were never measured."""
 MAX_BELIEVABLE_MFU = 0.85
@@ -40,7 +38,7 @@ class Outlook:
 
 def outlook(case: Case, choice: Choice, sizes: FloatArray, grad_accum: FloatArray) -> Outlook:
     """Time and memory at rows (micro-batch, seq, decoder seq) of ``sizes``."""
-    seconds = component_seconds(case.workload, case.profile.rates, choice, sizes, case.ranks, _network(case))
+    seconds = seconds_of(case, choice, sizes)
     fit = case.profile.fit
     return Outlook(
         seconds=seconds,
@@ -48,6 +46,11 @@ def outlook(case: Case, choice: Choice, sizes: FloatArray, grad_accum: FloatArra
         times=step_times(seconds, grad_accum, log_factors(fit)),
         memory=memory(case.workload, choice, sizes, grad_accum > 1, fit, memory_limit_bytes(case), case.ranks),
     )
+
+
+def seconds_of(case: Case, choice: Choice, sizes: FloatArray) -> FloatArray:
+    """Seconds per component at rows of ``sizes``, before any correction; see ``component_seconds``."""
+    return component_seconds(case.workload, case.profile.rates, choice, sizes, case.ranks, _network(case))
 
 
 def _network(case: Case) -> float | None:
@@ -172,27 +175,12 @@ def _spread(case: Case, recipe: Recipe, view: Outlook, warnings: list[str]) -> f
     """Factor from the point to either end of the 90 % interval; says in ``warnings`` what left the calibrated range."""
     fit = case.profile.fit
     sd = float(predictive_sd(view.seconds, view.grad_accum, fit, case.profile.rates)[0])
-    beyond = _beyond(case, recipe, warnings) if fit.measurements else 0.0
+    left = beyond(case, recipe)
+    warnings += [why for _, why in left.values()]
+    extra = sum(sd_log for sd_log, _ in left.values())
     if case.ranks > 1:
-        beyond = math.hypot(beyond, UNCALIBRATED_RANKS_SD_LOG)
-    return math.exp(fit.interval_scale * math.hypot(sd, beyond))
-
-
-def _beyond(case: Case, recipe: Recipe, warnings: list[str]) -> float:
-    fit, extra = case.profile.fit, 0.0
-    for knob in ("precision", "attention", "compile", "checkpointing", "optimizer"):
-        known = fit.calibrated.get(knob, ())
-        if known and getattr(recipe, knob) not in known:
-            warnings.append(f"{knob}={getattr(recipe, knob)} was not calibrated (calibrated: {', '.join(known)})")
-    if fit.models and case.workload.name not in fit.models:
-        warnings.append(f"{case.workload.name} was not measured here (calibrated: {', '.join(fit.models)})")
-        extra += UNSEEN_MODEL_SD_LOG
-    for knob, size in (("micro_batch", recipe.micro_batch), ("seq", case.seq(recipe))):
-        low, high = (float(x) for x in fit.calibrated.get(knob, (str(size), str(size))))
-        if not low <= size <= high:
-            warnings.append(f"{knob}={size} is outside the calibrated range {low:g} to {high:g}")
-            extra += BEYOND_SD_LOG * abs(math.log(size / (low if size < low else high)))
-    return extra
+        extra = math.hypot(extra, UNCALIBRATED_RANKS_SD_LOG)
+    return math.exp(fit.interval_scale * math.hypot(sd, extra))
 
 
 def _mfu(case: Case, recipe: Recipe, batch: int, step_s: float) -> float | None:

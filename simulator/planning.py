@@ -13,17 +13,19 @@ from profiles.schema import Recipe
 from simulator import money
 from simulator.case import Case
 from simulator.components import Choice
+from simulator.coverage import coverage
 from simulator.outlook import memory_limit_bytes, outlook, prediction, ran_out, same_recipe, sizes_of
 from simulator.recipes import check, complete, format_recipe, parse_recipe
 from simulator.results import Plan, Prediction
 from simulator.space import Space, enumerate_space
+from simulator.ties import TIE_FLOOR_LOG, tied
 from simulator.units import GIB
 
 FloatArray = NDArray[np.float64]
+COVERED = 5
+"""The coverage of a plan is for this many of its best recipes."""
 RIVAL = 3.0
 """Recipes that need more than this many times the device's memory are no rivals worth naming."""
-TIE_FLOOR_LOG = 0.01
-"""Step times closer than this on the log are never told apart: repeats on one device differ by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +88,8 @@ def plan(case: Case, top: int = 10) -> Plan:
     if not len(feasible):
         raise _infeasible(case, space, scores, exceeded)
     order = feasible[np.argsort(scores.sample_s[feasible], kind="stable")]
-    ties = _ties(case, scores, order)
-    order = _verified_first(case, space, order, ties)
+    ties = tied(case, space, scores.sample_s, order)
+    order, ties = _verified_first(case, space, order, ties)
     chosen = tuple(prediction(case, space.recipe(int(i))) for i in order[: max(top, 1)])
     return Plan(
         recipes=chosen[:top],
@@ -101,7 +103,9 @@ def plan(case: Case, top: int = 10) -> Plan:
         over_budget=int(np.sum(scores.fits & ~within)),
         refused=dict(space.refused),
         infeasible={"memory": int(np.sum(~scores.fits)), **exceeded},
-        ties=ties,
+        ties=int(np.sum(ties)),
+        tied=tuple(ties[:top].tolist()),
+        coverage=coverage(case, [one.recipe for one in chosen[:COVERED]]),
         reasons=_reasons(case, chosen, space, scores),
     )
 
@@ -171,19 +175,17 @@ def _infeasible(case: Case, space: Space, scores: Scores, exceeded: dict[str, in
     return InfeasibleError("\n".join(lines))
 
 
-def _ties(case: Case, scores: Scores, order: NDArray[np.intp]) -> int:
-    """How many of the ranked recipes are within the joint noise of the first."""
-    width = max(TIE_FLOOR_LOG, case.profile.fit.interval_scale * case.profile.fit.noise_sd_log)
-    fastest = scores.sample_s[order[0]]
-    return int(np.searchsorted(scores.sample_s[order], fastest * np.exp(width), side="right"))
-
-
-def _verified_first(case: Case, space: Space, order: NDArray[np.intp], ties: int) -> NDArray[np.intp]:
+def _verified_first(
+    case: Case, space: Space, order: NDArray[np.intp], ties: NDArray[np.bool_]
+) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """The order and its ties with ties that a real run verified in front; all others stay as they stand."""
     if not case.profile.verified:
-        return order
-    head = order[:ties]
-    verified = np.array([_is_verified(case, space.recipe(int(i))) for i in head], dtype=bool)
-    return np.concatenate([head[verified], head[~verified], order[ties:]])
+        return order, ties
+    verified = np.zeros(len(order), dtype=bool)
+    for place in np.flatnonzero(ties):
+        verified[place] = _is_verified(case, space.recipe(int(order[place])))
+    places = np.argsort(~verified, kind="stable")
+    return order[places], ties[places]
 
 
 def _is_verified(case: Case, recipe: Recipe) -> bool:

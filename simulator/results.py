@@ -55,11 +55,27 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """A run that nobody has made yet, and what it would do for an answer.
+
+    ``factor`` is from the answer's point to either end of its 90 % interval once this run and those before it in the
+    list are measured, ``factor_before`` the same without this run; means over the recipes of the answer.
+    ``closes`` names what of the recipe the calibrated range would then cover.
+    """
+
+    recipe: Recipe
+    factor_before: float
+    factor: float
+    closes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Ranked recipes for a case. ``refused`` counts recipes per rule; ``oom`` those that do not fit.
 
     ``naive`` is the default recipe at the largest power-of-two micro-batch that fits; ``ties`` is how many recipes
-    cannot be told from the best one inside the joint interval.
+    cannot be told from the best one inside the joint interval, and ``tied`` says which of ``recipes`` are among them.
+    ``coverage`` are the runs that would narrow the best recipes' intervals most.
     """
 
     recipes: tuple[Prediction, ...]
@@ -74,4 +90,6 @@ class Plan:
     refused: dict[str, int]
     infeasible: dict[str, int]
     ties: int
+    tied: tuple[bool, ...] = ()
+    coverage: tuple[Extra, ...] = ()
     reasons: tuple[str, ...] = ()

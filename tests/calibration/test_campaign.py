@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from calibration.bisect import largest_micro_batch
 from calibration.campaign import Journal, estimate_campaign_s, measure_trial, run_campaign
 from calibration.testing import FakeMachine
 from calibration.trial import Trial, decode_group, decode_measurement, encode, encode_group
@@ -194,36 +193,3 @@ def test_orders_and_records_survive_the_wire():
     record = FakeMachine(step_s=linear).measure(order)
     assert decode_measurement(encode(record)) == record
     assert json.loads(encode(record))["recipe"]["seq"] == 7
-
-
-@pytest.mark.parametrize("hint", [None, 1, 2, 5, 7, 8, 50, 64, 1000, -3])
-@pytest.mark.parametrize("cap", [1, 2, 7, 8, 64])
-def test_the_largest_batch_is_exact_asked_for_and_within_the_cap(cap, hint):
-    for edge in range(cap + 3):
-        asked = []
-
-        def fits(batch, edge=edge, asked=asked):
-            asked.append(batch)
-            return batch <= edge
-
-        best = largest_micro_batch(fits, cap, hint)
-        assert best == min(edge, cap)
-        assert best == 0 or best in asked
-        assert len(asked) == len(set(asked))
-        assert all(1 <= batch <= cap for batch in asked)
-
-
-def test_seven_of_seven_fit():
-    assert largest_micro_batch(lambda batch: batch <= 7, cap=7) == 7
-
-
-def test_a_tiny_model_that_never_runs_out_ends_at_the_cap():
-    asked = []
-    assert largest_micro_batch(lambda batch: not asked.append(batch), cap=100_000, hint=100) == 100_000
-    assert len(asked) <= 20
-
-
-def test_a_good_hint_costs_two_trials():
-    asked = []
-    assert largest_micro_batch(lambda batch: asked.append(batch) or batch <= 37, cap=1024, hint=37) == 37
-    assert sorted(asked) == [37, 38]

@@ -3,16 +3,14 @@
 import inspect
 import json
 import math
-from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from calibration import evaluate
 from calibration.baselines import BASELINES
-from calibration.evaluate import oom_scores, regret, time_scores
+from calibration.evaluate import time_scores
 from calibration.rows import memory_within, time_rows
 from profiles.errors import InvalidInputError
 from profiles.files import SHIPPED
@@ -105,6 +103,26 @@ def test_the_keys_of_the_answer_are_the_contract_and_plain_json():
     assert {"top1", "top3"} <= set(found["regret"])
     parts = [found[f"step_time_{part}_bound"]["n"] for part in ("gpu", "host")]
     assert sum(parts) == found["step_time"]["n"]
+    assert {"memory_reserved", "repeat_noise", "by", "ablations"} <= set(found)
+    assert found["step_time_unrepeated"] == found["step_time"], "no recipe was run twice"
+
+
+def test_errors_by_knob_add_up_to_all_rows():
+    held = [r for r in read_measurements(RECORDS / "held_out.jsonl") if r.status == "ok"]
+    whole = golden()["step_time"]
+    for knob, scores in golden()["by"].items():
+        assert sum(s["n"] for s in scores.values()) == whole["n"]
+        for score in ("mape", "bias", "coverage90"):
+            assert sum(s["n"] * s[score] for s in scores.values()) == pytest.approx(whole["n"] * whole[score]), knob
+    assert golden()["by"]["precision"]["tf32"]["n"] == sum(r.recipe.precision == "tf32" for r in held)
+    assert list(golden()["by"]["seq"]) == ["512", "1024", "2048"]
+
+
+def test_the_parts_cover_what_the_whole_covers():
+    parts = [golden()[f"step_time_{part}_bound"] for part in ("gpu", "host")]
+    covered = sum(p["n"] * p["coverage90"] for p in parts)
+    assert covered == pytest.approx(golden()["step_time"]["n"] * golden()["step_time"]["coverage90"])
+    assert parts[0]["interval_width"] < parts[1]["interval_width"], "steps that the host decides scatter more"
 
 
 def test_a_fitted_profile_beats_what_no_run_has_told():
@@ -145,6 +163,8 @@ def test_a_few_rows_help_and_more_help_more():
         ({"prior": "guess"}, ["prior=guess", "profile, probes, datasheet"]),
         ({"calibrate": -1}, ["calibrate=-1", "0 and more"]),
         ({"calibrate": 10_000}, ["left to score"]),
+        ({"calibrate": 2, "choose": "luck"}, ["choose=luck", "adaptive", "random"]),
+        ({"prior": "guess", "calibrate": -1}, ["prior=guess", "calibrate=-1"]),
     ],
 )
 def test_bad_options_are_refused(options, parts):
@@ -183,57 +203,16 @@ def rows_of(records):
 
 def test_errors_are_relative_to_what_was_measured():
     rows = rows_of([record(1, 1.0), record(2, 2.0), record(4, 4.0), record(8, 0.5)])
-    scores = time_scores(rows, np.array([1.1, 1.6, 4.0, 0.5]), np.array([0.1, 0.1, 0.0, 1.0]), Fit(interval_scale=1.0))
+    predicted, sd, fit = np.array([1.1, 1.6, 4.0, 0.5]), np.array([0.1, 0.1, 0.0, 1.0]), Fit(interval_scale=1.0)
+    scores = time_scores(rows, predicted, sd, fit)
     assert scores["n"] == 4
     assert scores["mape"] == pytest.approx((0.1 + 0.2) / 4)
     assert scores["bias"] == pytest.approx((0.1 - 0.2) / 4)
     assert scores["median"] == pytest.approx(0.05)
     assert scores["coverage90"] == pytest.approx(0.75), "log 1.1 is inside 0.1, log 0.8 is not"
-
-
-def test_regret_is_the_picks_throughput_over_the_best_one():
-    measured = [record(b, s) for b, s in ((1, 4.0), (2, 3.0), (4, 2.0), (8, 2.5))]
-    rows = rows_of(measured)
-    assert regret(rows, np.array([4.0, 3.0, 2.0, 2.5])) == {"cells": 1, "top1": 1.0, "top3": 1.0}
-    wrong = regret(rows, np.array([1.0, 3.0, 4.0, 2.0]))
-    assert wrong["top1"] == pytest.approx(2.0 / 4.0)
-    assert wrong["top3"] == pytest.approx(2.0 / 2.5)
-
-
-def test_regret_needs_three_recipes_that_are_alternatives():
-    apart = [record(b, 1.0, recipe=Recipe(micro_batch=b, seq=2048)) for b in (1, 2, 4, 8)]
-    assert regret(rows_of(apart), np.ones(4)) == {"cells": 0, "top1": None, "top3": None}
-    pair = [record(1, 1.0), record(2, 2.0)]
-    assert regret(rows_of(pair), np.ones(2))["cells"] == 0
-
-
-def split_of(records):
-    profile = read_profile(SHIPPED / "fitted" / "1xH200.json")
-    workloads = {"pythia-410m": load_workload("pythia-410m")}
-    return SimpleNamespace(scored=records, workloads=workloads, profile=profile), profile
-
-
-def test_out_of_memory_is_scored_by_verdict():
-    small = Recipe(micro_batch=1, seq=2048)
-    large = Recipe(micro_batch=300, seq=2048)
-    records = [
-        record(1, 1.0, recipe=small),
-        record(1, None, recipe=small),
-        record(1, None, recipe=large),
-        record(1, 1.0, recipe=large),
-        replace(record(1, None, recipe=small), status="crash"),
-    ]
-    scores = oom_scores(*split_of(records))
-    assert scores == {
-        "n_oom": 2,
-        "n_ran": 2,
-        "recall": 0.5,
-        "false_fits": 1,
-        "false_alarm": 0.5,
-        "false_alarm_away_from_limit": 0.5,
-    }
-    nothing = oom_scores(*split_of([]))
-    assert (nothing["recall"], nothing["false_alarm"]) == (None, None)
+    assert scores["interval_width"] == pytest.approx((4 * math.sinh(0.1) + 2 * math.sinh(1.0)) / 4)
+    some = time_scores(rows, predicted, sd, fit, np.array([False, True, True, False]))
+    assert (some["n"], some["mape"], some["coverage90"]) == (2, pytest.approx(0.1), 0.5)
 
 
 def test_out_of_memory_rows_count_toward_calibrate(tmp_path):
@@ -255,3 +234,21 @@ def test_lines_that_cannot_be_read_are_reported(tmp_path):
     found = evaluate(table)
     assert found["step_time"]["n"] == 1
     assert any("line 2" in problem for problem in found["problems"])
+
+
+def test_recipes_that_were_fitted_are_not_scored(tmp_path):
+    fitted, table = tmp_path / "fitted.jsonl", tmp_path / "t.jsonl"
+    append_measurement(fitted, record(1, 2.5))
+    for one in (record(1, 2.6), record(2, 2.4), record(4, 2.3)):
+        append_measurement(table, one)
+    found = evaluate(table, calibrate_on=fitted, prior="probes")
+    assert (found["fitted"], found["scored"], found["step_time"]["n"]) == (1, 2, 2)
+    assert any(problem.startswith("1 rows are of recipes that were fitted") for problem in found["problems"])
+
+
+def test_chosen_rows_are_those_of_the_policy():
+    table = RECORDS / "held_out.jsonl"
+    chosen, again = (evaluate(table, calibrate=8, choose="adaptive", prior="probes") for _ in range(2))
+    assert chosen == again
+    assert (chosen["fitted"], chosen["scored"]) == (8, len(read_measurements(table)) - 8)
+    assert chosen["step_time"] != evaluate(table, calibrate=8, prior="probes")["step_time"]

@@ -10,6 +10,7 @@ from calibration.trace import trace
 from profiles.machines import parse_machine
 from profiles.schema import Config, Preset, Task, Workload
 from simulator.case import Case
+from simulator.memory_phases import memory_phases
 from simulator.planning import predict
 from simulator.rates import datasheet_profile
 from simulator.recipes import complete
@@ -46,9 +47,13 @@ def traced(name: str) -> Workload:
     return trace(MODELS[name])
 
 
+def case(name: str, machine: str) -> Case:
+    return Case(workload=traced(name), profile=datasheet_profile(parse_machine(machine)))
+
+
 def answer(name: str, machine: str, **recipe: object) -> Prediction:
-    case = Case(workload=traced(name), profile=datasheet_profile(parse_machine(machine)))
-    return predict(case, complete(recipe, case))
+    asked = case(name, machine)
+    return predict(asked, complete(recipe, asked))
 
 
 def logits(prediction: Prediction) -> int:
@@ -72,6 +77,26 @@ def test_logits_of_one_sequence_of_a_64k_vocabulary_are_whole_copies_of_1000_mib
     copies = parts["logits_and_loss"] / (1000.0 * MIB)
     assert copies == pytest.approx(round(copies), abs=1e-3)
     assert 2 <= round(copies) <= 4
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "bf16_pure"])
+@pytest.mark.parametrize(("name", "vocabulary"), [("llama-7b", 32000), ("llama-7b-64k", 64000), ("gpt2", 50257)])
+def test_logits_are_named_as_a_buffer_of_their_own(name: str, vocabulary: int, precision: str) -> None:
+    """One fp32 copy of one sequence, to the byte; beyond some number of samples it is the largest tensor of all."""
+    asked = case(name, "1xA100-40GB")
+    seq = 1024 if name == "gpt2" else 4096
+    for micro_batch in (1, 3, 4):
+        found = memory_phases(asked, complete({"micro_batch": micro_batch, "seq": seq, "precision": precision}, asked))
+        assert found.logits is not None
+        assert found.logits.bytes == micro_batch * seq * vocabulary * 4
+    assert found.largest_buffer == found.logits
+    assert found.peak_phase == "backward_at_the_head"
+
+
+def test_a_64k_vocabulary_makes_exactly_the_failing_allocation() -> None:
+    asked = case("llama-7b-64k", "1xA100-40GB")
+    found = memory_phases(asked, complete({"micro_batch": 1, "seq": 4096, "precision": "bf16_pure"}, asked))
+    assert (found.largest_buffer.name, found.largest_buffer.mib) == ("logits", 1000.0)
 
 
 @pytest.mark.parametrize(("micro_batch", "reported_mib"), [(1, 196.3), (4, 785.3)])

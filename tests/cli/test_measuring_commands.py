@@ -1,4 +1,4 @@
-"""``calibrate``, ``verify``, ``evaluate`` and ``import`` in front of a scripted calibration."""
+"""``calibrate``, ``verify`` and ``import`` in front of a scripted calibration."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,10 +54,6 @@ def asked(monkeypatch):
         )
         return SimpleNamespace(verified=verified, best=good, profile_path=Path("cpu.json"))
 
-    def evaluate(table, **options):
-        calls["evaluate"] = (table, options)
-        return {"step_time": {"n": 3, "mape": 0.0625, "coverage90": None}, "regret": {"top1": 1.0}}
-
     def import_table(table, *, machine):
         calls["import"] = (table, machine)
         return SimpleNamespace(profile_path=Path("p.json"), imported=4, problems=("row 5: no step time",))
@@ -65,7 +61,6 @@ def asked(monkeypatch):
     for name, fake in {
         "calibrate": calibrate,
         "verify": verify,
-        "evaluate": evaluate,
         "import_table": import_table,
     }.items():
         monkeypatch.setattr(calibration, name, fake, raising=False)
@@ -107,20 +102,6 @@ def test_verify_is_for_this_machine_and_shows_predicted_beside_measured(paceline
     assert shown.count("(random)") == 1
     assert "oom: no space" in shown
     assert max(map(len, shown.splitlines())) <= 80
-
-
-def test_evaluate_passes_its_options_and_keeps_fractions(paceline, asked):
-    ended = paceline(
-        "evaluate", "runs.csv", "--calibrate", "20", "--seed", "3", "--prior", "probes", "--baselines", "--json"
-    )
-    table, options = asked["evaluate"]
-    assert table == Path("runs.csv")
-    assert options == {"calibrate_on": [], "calibrate": 20, "seed": 3, "prior": "probes", "baselines": True}
-    assert ended.json["step_time"] == {"n": 3, "mape": 0.0625, "coverage90": None}
-    shown = paceline("evaluate", "runs.csv").out
-    assert "step_time mape" in shown
-    assert "0.0625" in shown
-    assert "unknown" in shown
 
 
 def test_import_says_what_was_skipped(paceline, asked):

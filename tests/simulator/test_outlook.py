@@ -13,6 +13,7 @@ from profiles.prices import energy
 from profiles.schema import Device, Fit, Price, Recipe
 from profiles.store import load_workload, read_profile
 from simulator import Case, Run, predict
+from simulator.calibrated import BEYOND_SD_LOG, UNSEEN_VALUE_SD_LOG
 from simulator.outlook import model_flops, provenance, same_recipe
 from simulator.rates import datasheet_profile
 
@@ -167,6 +168,51 @@ def test_a_choice_that_no_run_calibrated_is_named():
     fit = replace(h200().fit, calibrated=h200().fit.calibrated | {"attention": ("eager",)})
     found = predict(case(profile=replace(h200(), fit=fit)), Recipe(micro_batch=16, seq=2048))
     assert "attention=sdpa was not calibrated (calibrated: eager)" in found.warnings
+
+
+@pytest.mark.parametrize(
+    ("knob", "known", "value"),
+    [
+        ("precision", "tf32", "bf16"),
+        ("attention", "eager", "sdpa"),
+        ("compile", "off", "on"),
+        ("checkpointing", "none", "every_3"),
+        ("optimizer", "sgd", "adamw_fused"),
+    ],
+)
+def test_a_knob_outside_the_calibrated_range_is_named_and_widens_the_interval(knob, known, value):
+    recipe = replace(Recipe(micro_batch=16, seq=2048), **{knob: value})
+    inside = predict(case(), recipe)
+    fit = replace(h200().fit, calibrated=h200().fit.calibrated | {knob: (known,)})
+    found = predict(case(profile=replace(h200(), fit=fit)), recipe)
+    assert f"{knob}={value} was not calibrated (calibrated: {known})" in found.warnings
+    assert not any(w.startswith(f"{knob}=") for w in inside.warnings)
+    assert found.step_s == inside.step_s
+    logs = [math.log(p.step_s_high / p.step_s) / fit.interval_scale for p in (inside, found)]
+    assert logs[1] ** 2 == pytest.approx(logs[0] ** 2 + UNSEEN_VALUE_SD_LOG**2)
+
+
+def test_checkpointing_between_calibrated_intervals_is_inside_and_sparser_than_any_is_not():
+    fit = replace(h200().fit, calibrated=h200().fit.calibrated | {"checkpointing": ("every_4", "full")})
+    own = case(profile=replace(h200(), fit=fit))
+    assert not predict(own, Recipe(micro_batch=16, seq=2048, checkpointing="every_3")).warnings
+    for value in ("none", "every_5"):
+        assert predict(own, Recipe(micro_batch=16, seq=2048, checkpointing=value)).warnings
+
+
+@pytest.mark.parametrize(("size", "own"), [("depth", 24), ("width", 1024)])
+def test_depth_and_width_beyond_the_calibrated_models_widen_by_the_distance(size, own):
+    def found(low, high):
+        fit = replace(h200().fit, calibrated=h200().fit.calibrated | {size: (str(low), str(high))})
+        one = predict(case(profile=replace(h200(), fit=fit)), Recipe(micro_batch=16, seq=2048))
+        return one.warnings, math.log(one.step_s_high / one.step_s) / fit.interval_scale
+
+    inside, narrow = found(own, 2 * own)
+    below, wide = found(2 * own, 4 * own)
+    assert not inside
+    assert below == (f"{size}={own} is outside the calibrated range {2 * own} to {4 * own}",)
+    assert wide**2 == pytest.approx(narrow**2 + (BEYOND_SD_LOG * math.log(2)) ** 2)
+    assert found(own / 4, own / 2)[1] == pytest.approx(wide)
 
 
 def test_a_verified_recipe_shows_what_was_measured_with_defaults_filled_in():

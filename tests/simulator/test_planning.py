@@ -11,6 +11,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from profiles.errors import InfeasibleError, InvalidInputError
@@ -20,7 +21,14 @@ from profiles.prices import energy
 from profiles.schema import Measurement, Price, Recipe
 from profiles.store import load_workload, read_profile
 from simulator import Case, Run, plan, predict
+from simulator.calibrated import UNSEEN_VALUE_SD_LOG
+from simulator.components import COMPONENTS, Choice, component_seconds
+from simulator.coverage import coverage
+from simulator.outlook import sizes_of
 from simulator.rates import datasheet_profile
+from simulator.space import enumerate_space
+from simulator.steptime import covariance, gradient, log_factors, predictive_sd, step_times
+from simulator.ties import sd_log_of_ratio
 
 PRICE = Price(gpu="any", provider="p", rent_usd_per_gpu_h=3.0, basis="b", source="s", date="2026-01-01")
 FIXED = {"attention": "sdpa", "compile": "off"}
@@ -170,17 +178,78 @@ def test_a_verified_recipe_comes_first_among_ties_and_not_beyond_them():
     own = case()
     own = replace(own, profile=replace(own.profile, fit=replace(own.profile.fit, noise_sd_log=0.1)))
     plain = plan(own, top=10_000)
-    width = own.profile.fit.interval_scale * 0.1
-    tied = sum(math.log(p.step_s / plain.best.step_s) <= width for p in plain.recipes)
-    assert plain.ties == tied
-    assert 3 <= tied < plain.feasible
-    last, beyond = plain.recipes[tied - 1], plain.recipes[tied]
+    tied, spared = [[p for p, t in zip(plain.recipes, plain.tied, strict=True) if t is kind] for kind in (True, False)]
+    assert plain.ties == sum(plain.tied) == len(tied)
+    assert 3 <= len(tied) < plain.feasible
+    last, beyond = tied[-1], spared[0]
     seen = replace(own, profile=replace(own.profile, verified=(record(last, 9.0), record(beyond, 1.0))))
     answer = plan(seen, top=10_000)
     assert answer.best.recipe == last.recipe
     assert answer.best.measured_step_s == 9.0
-    assert answer.recipes[tied].recipe == beyond.recipe
-    assert [p.recipe for p in answer.recipes[1:tied]] == [p.recipe for p in plain.recipes[: tied - 1]]
+    assert [p.recipe for p in answer.recipes[1:]] == [p.recipe for p in plain.recipes if p.recipe != last.recipe]
+    assert answer.ties == plain.ties
+    still = {p.recipe for p, tie in zip(answer.recipes, answer.tied, strict=True) if tie}
+    assert still == {p.recipe for p in tied}
+
+
+def test_ties_are_those_that_random_errors_common_to_all_recipes_reorder():
+    """Monte Carlo: log factors drawn together, noise drawn apart; a tie's log ratio lies within 90 % of its draws."""
+    own = case(profile=h200(), fixed={"compile": "off"})
+    answer = plan(own, top=10_000)
+    fit, rates = own.profile.fit, own.profile.rates
+    random = np.random.default_rng(5)
+    near = [p for p in answer.recipes if p.step_s < 1.3 * answer.best.step_s]
+    factors = log_factors(fit) + random.multivariate_normal(np.zeros(len(COMPONENTS)), covariance(fit, rates), 4000)
+    ranked = sorted(near, key=lambda p: p.step_s)
+    logs = []
+    for found in ranked:
+        recipe = found.recipe
+        sizes = sizes_of(own, recipe, np.array([recipe.micro_batch]))
+        seconds = component_seconds(own.workload, rates, Choice.of(recipe), sizes)
+        repeats = np.array([float(recipe.grad_accum)])
+        drawn = [float(step_times(seconds, repeats, f).step_s[0]) for f in factors]
+        shares = gradient(seconds, repeats, log_factors(fit))
+        variance = predictive_sd(seconds, repeats, fit, rates) ** 2 - shares @ covariance(fit, rates) @ shares[0]
+        logs.append(np.log(drawn) + random.normal(0.0, math.sqrt(variance[0]), len(drawn)))
+    told = {p.recipe: tie for p, tie in zip(answer.recipes, answer.tied, strict=True)}
+    clear = []
+    for found, own_logs in zip(ranked[1:], logs[1:], strict=True):
+        sd = float(np.std(own_logs - logs[0]))
+        behind = math.log(found.step_s / ranked[0].step_s) / (fit.interval_scale * sd)
+        if abs(behind - 1) > 0.06:
+            clear.append(behind < 1)
+            assert told[found.recipe] == (behind < 1), (found.recipe, behind)
+    assert len(clear) > 0.8 * len(ranked)
+    assert {True, False} <= set(clear)
+
+
+def test_errors_that_recipes_share_do_not_make_them_ties():
+    """A rate that is behind every recipe alike widens all intervals and leaves their order as sure as it was."""
+    own = case(fixed=FIXED | {"precision": "bf16", "checkpointing": "none", "micro_batch": 8, "grad_accum": 16})
+    space = enumerate_space(own)
+    rows = np.zeros(2, dtype=np.intp)
+    assert sd_log_of_ratio(own, space, rows)[1] == pytest.approx(0.0, abs=1e-6)
+    wide = predict(own, space.recipe(0))
+    assert wide.step_s_high / wide.step_s > 1.1
+
+
+def test_a_recipe_beyond_the_calibrated_range_is_less_surely_slower():
+    own = case(profile=h200(), fixed={"attention": "sdpa", "compile": "off", "precision": "bf16"})
+    space = enumerate_space(own)
+    rows = np.arange(len(space), dtype=np.intp)
+    narrow = replace(own.profile.fit, calibrated=own.profile.fit.calibrated | {"checkpointing": ("none",)})
+    beyond = replace(own, profile=replace(own.profile, fit=narrow))
+    before, now = sd_log_of_ratio(own, space, rows), sd_log_of_ratio(beyond, space, rows)
+    for row in rows[1:]:
+        strange = space.recipe(int(row)).checkpointing != "none"
+        assert now[row] == pytest.approx(math.hypot(before[row], UNSEEN_VALUE_SD_LOG if strange else 0.0))
+
+
+def test_the_coverage_of_a_plan_is_of_its_best_recipes():
+    answer = plan(case(profile=h200()), top=2)
+    assert answer.coverage == coverage(
+        case(profile=h200()), [p.recipe for p in plan(case(profile=h200()), top=2).recipes]
+    )
 
 
 def test_what_ran_out_of_memory_is_never_proposed_again_nor_anything_larger():
