@@ -17,8 +17,17 @@ from numpy.typing import NDArray
 
 from calibration.rows import REPEAT_FLOOR_LOG, TimeRows, calibrated_range, memory_of, time_rows
 from profiles.schema import Correction, Fit, Measurement, Rate, Workload
-from simulator.components import COMPONENTS, group_mask
-from simulator.steptime import covariance, gradient, log_factors, predictive_sd, prior_sd, step_times
+from simulator.components import COMPONENTS
+from simulator.steptime import (
+    HOST_COLUMNS,
+    covariance,
+    gradient,
+    host_share,
+    log_factors,
+    predictive_sd,
+    prior_sd,
+    step_times,
+)
 
 FloatArray = NDArray[np.float64]
 ITERATIONS = 30
@@ -27,7 +36,8 @@ NOMINAL = 0.90
 GAUSSIAN_90 = 1.645
 IDENTIFIED_BELOW = 0.5
 """A component counts as identified once its posterior variance is below this share of the prior's."""
-HOST_COLUMNS = group_mask("host") | group_mask("step_host")
+HOST_REPEAT_LOG = 0.12
+"""How far host-bound steps stray between processes, and within one over seconds, on the log: repeats on an H200."""
 SESSION_SD_LOG = 0.25
 """How far host speed strays between sessions on one machine, on the log: 11 to 23 µs an operation were seen on one."""
 ROBUST_SD = 1.4826
@@ -91,12 +101,12 @@ def fit_time(rows: TimeRows, rates: dict[str, Rate], start: Fit | None = None) -
     index = np.flatnonzero(kept)
     seen = np.outer(solution.active, solution.active)
     known = np.where(seen, solution.covariance, np.diag(spread**2))[np.ix_(index, index)]
-    noise, crossover = _noise(rows, solution)
+    noise, host = _noise(rows, solution)
     fit = Fit(
         corrections=corrections,
         covariance=tuple(tuple(float(x) for x in row) for row in known),
         noise_sd_log=noise,
-        crossover_sd_log=crossover,
+        host_sd_log=host,
         measurements=len(rows),
         host_sessions=solution.sessions,
     )
@@ -120,7 +130,7 @@ def solve(rows: TimeRows, sd: FloatArray, mean: FloatArray | None = None) -> Sol
     for _ in range(ITERATIONS):
         jacobian, residual = _linearised(rows, values, sessions)
         ridge = Ridge(alpha=1.0, fit_intercept=False)
-        weight = _weights(residual, rows.noise)
+        weight = _weights(residual, _noise_at(rows, jacobian))
         ridge.fit(jacobian[:, used] * scale[used], residual + jacobian @ (values - prior), sample_weight=weight)
         new = prior.copy()
         new[used] += ridge.coef_ * scale[used]
@@ -161,12 +171,19 @@ def _weights(residual: FloatArray, noise: FloatArray) -> FloatArray:
     return weights
 
 
+def _noise_at(rows: TimeRows, jacobian: FloatArray) -> FloatArray:
+    """Each row's own noise, and what the host's wandering between processes adds as far as the host decides it."""
+    noise: FloatArray = np.hypot(rows.noise, HOST_REPEAT_LOG * host_share(jacobian[:, : len(COMPONENTS)]))
+    return noise
+
+
 def _posterior(
     rows: TimeRows, values: FloatArray, scale: FloatArray, active: NDArray[np.bool_], sessions: Sequence[str]
 ) -> Solution:
     jacobian, residual = _linearised(rows, values, sessions)
+    noise = _noise_at(rows, jacobian)
     jacobian = jacobian * scale
-    weight = _weights(residual, rows.noise)
+    weight = _weights(residual, noise)
     information = jacobian.T @ (jacobian * weight[:, None]) + np.eye(len(values))
     inverse = np.linalg.inv(information)
     leverage = np.einsum("ij,jk,ik->i", jacobian, inverse, jacobian) * weight
@@ -182,21 +199,22 @@ def _posterior(
     )
 
 
-def host_share(rows: TimeRows, factors: FloatArray) -> FloatArray:
-    """Between 0 and 1: how much of each row the host decides."""
-    times = step_times(rows.seconds, rows.grad_accum, factors)
-    share: FloatArray = times.host_s / np.maximum(times.host_s + times.gpu_s, 1e-12)
-    return share
-
-
 def _noise(rows: TimeRows, solution: Solution) -> tuple[float, float]:
-    """What is left in rows that the GPU decides, and what comes on top where the host does."""
-    host_bound = host_share(rows, solution.factors) > 0.45
-    calm = solution.left_out[~host_bound] if (~host_bound).sum() >= 3 else solution.left_out
+    """What is left in rows that the GPU decides, and how far the host's speed strays where it does."""
+    seconds = in_session(rows.seconds, rows_effects(rows, solution))
+    share = host_share(gradient(seconds, rows.grad_accum, solution.factors))
+    calm = solution.left_out[share < 0.3] if (share < 0.3).sum() >= 3 else solution.left_out
     noise = max(REPEAT_FLOOR_LOG / 2, float(np.sqrt(np.mean(np.clip(calm, -0.3, 0.3) ** 2))))
-    rough = solution.left_out[host_bound]
-    extra = float(np.mean(np.clip(rough, -0.5, 0.5) ** 2)) - noise**2 if len(rough) >= 3 else 0.05**2
-    return noise, math.sqrt(max(extra, 0.0))
+    rough = share >= 0.5
+    if rough.sum() < 3:
+        return noise, HOST_REPEAT_LOG
+    extra = np.mean(np.clip(solution.left_out[rough], -0.5, 0.5) ** 2) - noise**2
+    return noise, math.sqrt(max(float(extra / np.mean(share[rough] ** 2)), 0.0))
+
+
+def rows_effects(rows: TimeRows, solution: Solution) -> list[float]:
+    """Each row's log factor on host time, by its session."""
+    return [solution.sessions.get(s, 0.0) for s in rows.sessions]
 
 
 def _interval_scale(rows: TimeRows, solution: Solution, fit: Fit, rates: dict[str, Rate]) -> float:

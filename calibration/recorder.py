@@ -30,6 +30,7 @@ class OpRecord:
     dims: opkinds.Dims | None
     pad: opkinds.Pad
     causal: bool
+    biased: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +121,8 @@ class Recorder:
                 bytes=() if kind == "view" else tuple(opkinds.moved_bytes(self.point, func, inputs, outputs)),
                 flops=opkinds.flops(self.point, func, inputs, outputs, kwargs),
                 dims=opkinds.product_dims(self.point, func, inputs, outputs),
-                causal=_is_causal(func, args, kwargs),
+                causal=bool(_argument("is_causal", func, args, kwargs)),
+                biased=_argument("attn_bias", func, args, kwargs) is not None,
             )
         )
 
@@ -198,12 +200,13 @@ def _bits(inputs: list[Any], outputs: list[Any]) -> Literal[16, 32]:
     return 32
 
 
-def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
-    if "is_causal" in kwargs:
-        return bool(kwargs["is_causal"])
+def _argument(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    """An operator's argument by name; ``None`` where it has none such or was called without."""
+    if name in kwargs:
+        return kwargs[name]
     names = [argument.name for argument in func._schema.arguments]
-    position = names.index("is_causal") if "is_causal" in names else len(args)
-    return bool(args[position]) if position < len(args) else False
+    position = names.index(name) if name in names else len(args)
+    return args[position] if position < len(args) else None
 
 
 def merge_in_place_sums(allocations: list[Allocation]) -> list[Allocation]:

@@ -12,7 +12,7 @@ _SIZES = ("peak_bytes", "peak_reserved_bytes", "peak_device_bytes")
 _FIT_POSITIVE = ("interval_scale", "memory_factor", "reserved_factor")
 _FIT_SPREADS = (
     "noise_sd_log",
-    "crossover_sd_log",
+    "host_sd_log",
     "memory_sd_log",
     "reserved_sd_log",
     "workspace_bytes",

@@ -8,7 +8,7 @@ Columns of every matrix here follow ``COMPONENTS``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -29,7 +29,17 @@ HOST_WEIGHT = {"view": 0.4, "cast": 0.5}
 """Host cost of operations that make a view or that autocast inserts, relative to one that a module calls for."""
 TILE = 128
 """Rows and columns of the output tile that one multiprocessor works on in large matrix products."""
+_BY_ELEMENT = ("strided", "concat")
+"""Kinds whose kernels compute an address for every element, so that narrow ones take as long as wide ones."""
+SLOWER_BY_WIDTH = {16: 1.5, 32: 0.7}
+"""How much slower by bytes such kernels are at a width than the rate over both: an H200 permutes fp32 at 2.6 and bf16
+at 1.5 TB/s, and much fp32 work of the kind only broadcasts."""
 _BANDWIDTH = ("elementwise", "cast", "strided", "concat", "softmax", "norm", "reduce", "embedding", "dropout", "fill")
+
+
+def _widths(kind: str) -> tuple[str, ...]:
+    """A bandwidth-bound kind's components."""
+    return (f"{kind}.16", f"{kind}.32") if kind in _BY_ELEMENT else (kind,)
 
 
 def _component_table() -> dict[str, Group]:
@@ -38,8 +48,9 @@ def _component_table() -> dict[str, Group]:
         table |= {f"matmul.{product}.{pad}": "gpu" for pad in ("aligned", "even", "odd")}
     table |= {f"bmm.{kind}": "gpu" for kind in ("32", "tf32", "16")}
     table |= {f"conv.{bits}": "gpu" for bits in ("32", "16")}
-    table |= {f"attention.{bits}.{phase}": "gpu" for bits in ("16", "32") for phase in ("forward", "backward")}
-    table |= dict.fromkeys(_BANDWIDTH, "gpu")
+    for bits in ("16", "bias16", "32"):
+        table |= {f"attention.{bits}.{phase}": "gpu" for phase in ("forward", "backward")}
+    table |= {name: "gpu" for kind in _BANDWIDTH for name in _widths(kind)}
     table |= {"loss": "gpu", "floor": "gpu", "power": "gpu", "compiled.bytes": "gpu", "compiled.floor": "gpu"}
     table |= {f"dispatch.{phase}": "host" for phase in ("forward", "backward", "recompute")}
     table |= {"compiled.dispatch": "host"}
@@ -109,12 +120,26 @@ def component_seconds(
     Micro-batch components are per micro-batch; optimizer and sync components per optimizer step.
     """
     clock = _Clock(rates, choice, sizes)
-    variant = variant_for(workload, choice)
+    variant = variant_for(workload, _executed(choice, workload))
     for op in variant.ops:
         clock.add(op, _blocks(workload, op, choice))
     clock.add_power()
     clock.add_step(workload, ranks, network_bytes_per_s_per_gpu)
     return clock.seconds
+
+
+def _executed(choice: Choice, workload: Workload) -> Choice:
+    """What a compiler makes of a choice: where nothing casts between them, it fuses eager attention's products.
+
+    Two such runs on an H200 take the time of fused attention and half that of eager attention. Memory is not taken to
+    follow.
+    """
+    numerics = PRECISIONS[choice.precision].numerics
+    fuses = choice.compile == "on" and choice.attention == "eager" and numerics == "pure"
+    fused = replace(choice, attention="sdpa")
+    if fuses and variant_of(workload, numerics, "sdpa", choice.checkpointing != "none") is not None:
+        return fused
+    return choice
 
 
 def _blocks(workload: Workload, op: Op, choice: Choice) -> float:
@@ -207,14 +232,17 @@ class _Clock:
         wide = "16" if op.bits == 16 else "32"
         if op.kind == "attention":
             phase = "backward" if op.phase == "backward" else "forward"
+            if op.biased and wide == "16":
+                self._put(f"attention.bias16.{phase}", flops / self.rate(f"attention_bias16_{phase}_flops_per_s"))
+                return
             self._put(
                 f"attention.{wide}.{phase}",
-                flops * self._executed(op, wide, phase) / self._attention_rate(op, wide, phase),
+                flops * self._computed(op, wide, phase) / self._attention_rate(op, wide, phase),
             )
             return
         self._put(f"conv.{wide}", flops / self.rate(f"conv_{wide}_flops_per_s"))
 
-    def _executed(self, op: Op, wide: str, phase: str) -> FloatArray | float:
+    def _computed(self, op: Op, wide: str, phase: str) -> FloatArray | float:
         """Share of all keys that is computed, on the basis of the causal rate at ``ATTENTION_LENGTH``."""
         assert op.dims is not None
         tail = self.rate(f"attention_{wide}_{phase}_tail")
@@ -236,6 +264,9 @@ class _Clock:
         component = "loss" if kind == "softmax" and op.stack < 0 else kind
         speed = "elementwise" if kind == "cast" else kind
         seconds = evaluate(op.bytes, self.sizes) * blocks / self.rate(f"{speed}_bytes_per_s")
+        if kind in _BY_ELEMENT:
+            component = f"{kind}.{op.bits}"
+            seconds = seconds * SLOWER_BY_WIDTH[op.bits]
         if self.compiled:
             self._put("compiled.bytes", seconds * self.rate("compile_bytes_factor"))
         else:
@@ -283,5 +314,5 @@ def group_mask(group: Group) -> NDArray[np.bool_]:
 
 
 _TENSOR_CORE = np.array([name.startswith("matmul.") and ".fp32." not in name for name in COMPONENTS])
-POWER_DROP = 0.15
+POWER_DROP = 0.3
 """Share by which products alone would slow down under the power limit: an H200 falls from 1,980 to 1,640 MHz."""

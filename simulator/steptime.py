@@ -103,6 +103,7 @@ UNKNOWN_SD_LOG = 0.25
 MODEL_SD_LOG = {
     "matmul": 0.06,
     "bmm": 0.3,
+    "attention.bias16": 0.2,
     "attention": 0.15,
     "conv": 0.25,
     "floor": 0.4,
@@ -131,6 +132,7 @@ MODEL_SD_LOG = {
 
 _RATE_OF: dict[str, Callable[[str], tuple[str, ...]]] = {
     "matmul": lambda c: (f"matmul_{c.split('.')[1]}_flops",),
+    "attention.bias16": lambda c: (f"attention_bias16_{c.split('.')[2]}_flops",),
     "attention": lambda c: ("attention_{1}_{2}_hd".format(*c.split(".")),),
     "conv": lambda c: (f"conv_{c.split('.')[1]}_",),
     "floor": lambda _: ("kernel_ramp",),
@@ -177,13 +179,18 @@ def covariance(fit: Fit, rates: dict[str, Rate]) -> FloatArray:
     return matrix
 
 
+HOST_COLUMNS = group_mask("host") | group_mask("step_host")
+
+
+def host_share(shares: FloatArray) -> FloatArray:
+    """Between 0 and 1: by how much of its own change the host's speed changes each row's step; from its shares."""
+    share: FloatArray = shares[:, HOST_COLUMNS].sum(axis=1)
+    return share
+
+
 def predictive_sd(seconds: FloatArray, grad_accum: FloatArray, fit: Fit, rates: dict[str, Rate]) -> FloatArray:
-    """Standard deviation of log step time: parameters, noise, and the crossover where host and GPU nearly tie."""
-    factors = log_factors(fit)
-    shares = gradient(seconds, grad_accum, factors)
-    times = step_times(seconds, grad_accum, factors)
+    """Standard deviation of log step time: parameters, noise, and the host's wandering as far as the host decides."""
+    shares = gradient(seconds, grad_accum, log_factors(fit))
     parameters = np.einsum("ij,jk,ik->i", shares, covariance(fit, rates), shares)
-    ratio = np.log(np.maximum(times.host_s, 1e-12) / np.maximum(times.gpu_s, 1e-12))
-    host_bound = 1.0 / (1.0 + np.exp(-4.0 * (ratio + 0.3)))
-    variance: FloatArray = parameters + fit.noise_sd_log**2 + (fit.crossover_sd_log * host_bound) ** 2
+    variance: FloatArray = parameters + fit.noise_sd_log**2 + (fit.host_sd_log * host_share(shares)) ** 2
     return np.sqrt(variance)
