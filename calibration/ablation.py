@@ -61,7 +61,7 @@ def _scores(split: Split) -> Score | None:
     if not len(rows):
         return None
     fit = fit_profile(split.fitted, split.workloads, rates, start=start) if split.fitted else start
-    return time_scores(rows, *predict_rows(rows, fit, split.profile), fit)
+    return time_scores(rows, *predict_rows(rows, fit, split.profile, split.workloads), fit)
 
 
 def _mean(scores: Sequence[Score]) -> Score:

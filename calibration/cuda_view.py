@@ -127,7 +127,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Flash where 16-bit and unmasked, memory-efficient where fp32 or masked, the plain products where neither can."""
+    """Flash where 16-bit and unmasked, memory-efficient where fp32 or masked, the math kernel where neither can."""
     import torch
 
     if autocast:
@@ -139,8 +139,8 @@ def _attention(
         return torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]
-    if grouped:
-        return _plain_attention(query, key, value, attn_mask, is_causal, scale)
+    if grouped or (attn_mask is not None and attn_mask.requires_grad):
+        return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
@@ -150,20 +150,33 @@ def _attention(
     )[0]
 
 
-def _plain_attention(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float | None) -> Any:
-    """The math kernel: grouped heads in fp32 have no fused kernel on CUDA."""
+def _math_attention(
+    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, causal: bool, scale: float | None
+) -> Any:
+    """The math kernel, for grouped heads in fp32 and for a mask that wants a gradient: no fused kernel takes those.
+
+    It computes in fp32 whatever its inputs are, scales queries and keys alike, and guards its softmax against rows of
+    which everything is masked. Source: PyTorch's ``_scaled_dot_product_attention_math``.
+    """
     import torch
 
-    repeat = query.shape[-3] // key.shape[-3]
-    key, value = key.repeat_interleave(repeat, -3), value.repeat_interleave(repeat, -3)
-    factor = (scale or query.shape[-1] ** -0.5) ** 0.5
-    scores = (query * factor) @ (key * factor).transpose(-2, -1)
-    if causal:
-        keep = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-        mask = torch.zeros(keep.shape, dtype=query.dtype).masked_fill(~keep, float("-inf"))
-    if mask is not None:
-        scores = scores + mask
-    return torch.softmax(scores, -1) @ value
+    dtype = query.dtype
+    with torch.autocast("cpu", enabled=False):
+        repeat = query.shape[-3] // key.shape[-3]
+        query, key, value = query.float(), key.float(), value.float()
+        if repeat > 1:
+            key, value = key.repeat_interleave(repeat, -3), value.repeat_interleave(repeat, -3)
+        factor = (scale or query.shape[-1] ** -0.5) ** 0.5
+        if causal:
+            keep = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+            mask = torch.zeros(keep.shape, dtype=query.dtype).masked_fill(~keep, float("-inf"))
+        scores = (query * factor) @ (key.transpose(-2, -1) * factor)
+        if mask is not None:
+            scores = scores.add_(mask)
+        weights = torch.softmax(scores, -1)
+        if mask is not None:
+            weights = torch.where((scores == float("-inf")).all(-1, keepdim=True), torch.zeros(()), weights)
+        return (_dropout(weights, dropout_p) @ value).to(dtype)
 
 
 @contextlib.contextmanager

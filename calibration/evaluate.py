@@ -101,7 +101,7 @@ def evaluate(
 
 def _time(rows: TimeRows, split: Split, fit: Fit, again: Sequence[Measurement]) -> dict[str, object]:
     """Step-time scores of all rows, by what bounds them, by how well they repeat, and by knob."""
-    predicted, sd = predict_rows(rows, fit, split.profile)
+    predicted, sd = predict_rows(rows, fit, split.profile, split.workloads)
     bound = host_bound(rows, fit)
     known = repeats_of([*split.fitted, *split.scored, *again])
     own = np.array([repeat_class(record, known) for record in rows.measurements])
@@ -252,13 +252,19 @@ def workloads_of(rows: Sequence[Row]) -> dict[str, Workload]:
     return known
 
 
-def leave_one_model_out(split: Split) -> dict[str, dict[str, float | int]]:
-    """Per model, the step-time scores of a fit that saw every other model's records only."""
-    scores = {}
+def leave_one_model_out(split: Split) -> dict[str, dict[str, object]]:
+    """Per model, the step-time scores of a fit that saw every other model's records only; also by what bounds them."""
+    scores: dict[str, dict[str, object]] = {}
     for model in sorted({r.model for r in split.scored} & {r.model for r in split.fitted}):
         others = [r for r in split.fitted if r.model != model]
         fit = fit_profile(others, split.workloads, split.profile.rates, start=split.profile.fit)
         rows = time_rows([r for r in split.scored if r.model == model], split.workloads, split.profile.rates)
         if len(rows):
-            scores[model] = time_scores(rows, *predict_rows(rows, fit, split.profile), fit)
+            predicted, sd = predict_rows(rows, fit, split.profile, split.workloads)
+            bound = host_bound(rows, fit)
+            scores[model] = {
+                **time_scores(rows, predicted, sd, fit),
+                "gpu_bound": part(rows, predicted, sd, fit, ~bound),
+                "host_bound": part(rows, predicted, sd, fit, bound),
+            }
     return scores

@@ -34,7 +34,7 @@ def join_lengths(traces: Sequence[Sized]) -> Variant:
 
 
 def _key(op: Op) -> tuple[object, ...]:
-    return (op.kind, op.phase, op.stack, op.bits, op.dims, op.pad, op.causal, op.biased)
+    return (op.kind, op.phase, op.stack, op.bits, op.dims, op.pad, op.causal)
 
 
 def _join_op(key: tuple[object, ...], traces: Sequence[Sized]) -> Op:
@@ -52,7 +52,6 @@ def _join_op(key: tuple[object, ...], traces: Sequence[Sized]) -> Op:
         dims=example.dims,
         pad=example.pad,
         causal=example.causal,
-        biased=example.biased,
         launches=joined(lambda op: op.launches),
         bytes=joined(lambda op: op.bytes),
         flops=joined(lambda op: op.flops),

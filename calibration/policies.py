@@ -12,7 +12,7 @@ from calibration.campaign import estimate_trial_s
 from calibration.candidates import EDGE, Pool, make_trial
 from calibration.choose import OVERHEAD_S, Belief, Chooser
 from calibration.fit import fit_time
-from calibration.rows import TimeRows, memory_within, seconds_of, time_rows
+from calibration.rows import TimeRows, calibrated_range, memory_within, seconds_of, time_rows
 from profiles.records import measurement_identity
 from profiles.schema import Measurement, Profile, Workload
 from simulator.case import Case
@@ -36,6 +36,7 @@ class Table:
     """
 
     records: tuple[Measurement, ...]
+    workloads: Mapping[str, Workload]
     profile: Profile
     pool: Pool
     closed: tuple[int, ...]
@@ -52,7 +53,13 @@ class Table:
         ran = [int(self.place[i]) for i in picked if self.place[i] >= 0]
         if not ran:
             return self.profile
-        return replace(self.profile, fit=fit_time(subset(self.rows, ran), self.profile.rates, start=self.profile.fit))
+        known = subset(self.rows, ran)
+        fit = replace(
+            fit_time(known, self.profile.rates, start=self.profile.fit),
+            models=tuple(sorted({r.model for r in known.measurements})),
+            calibrated=calibrated_range(known.measurements, self.workloads),
+        )
+        return replace(self.profile, fit=fit)
 
     def others(self, picked: Sequence[int]) -> TimeRows:
         """Every row that ran and whose recipe was not picked."""
@@ -101,6 +108,7 @@ def table_of(records: Sequence[Measurement], workloads: Mapping[str, Workload], 
     )
     return Table(
         records=tuple(records),
+        workloads=workloads,
         profile=profile,
         pool=pool,
         closed=tuple(i for i, m in enumerate(memories) if m.peak_bytes_high[0] > EDGE * limits[i]),

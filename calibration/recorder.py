@@ -30,7 +30,6 @@ class OpRecord:
     dims: opkinds.Dims | None
     pad: opkinds.Pad
     causal: bool
-    biased: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +121,6 @@ class Recorder:
                 flops=opkinds.flops(self.point, func, inputs, outputs, kwargs),
                 dims=opkinds.product_dims(self.point, func, inputs, outputs),
                 causal=bool(_argument("is_causal", func, args, kwargs)),
-                biased=_argument("attn_bias", func, args, kwargs) is not None,
             )
         )
 

@@ -98,7 +98,7 @@ def score(policy: str, table: Table, picked: Sequence[int], count: int, seed: in
     if not len(rest):
         return None
     fit = table.fitted(picked).fit
-    predicted, sd = predict_rows(rest, fit, table.profile)
+    predicted, sd = predict_rows(rest, fit, table.profile, table.workloads)
     errors = time_scores(rest, predicted, sd, fit)
     return Score(
         policy=policy,

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from calibration.fit import in_session
 from calibration.rows import TimeRows, memory_of, memory_within, noise_log, seconds_of
 from profiles.schema import Fit, Measurement, Profile, Workload
+from simulator.calibrated import beyond_sd_log
+from simulator.case import Case
 from simulator.steptime import StepTimes, log_factors, predictive_sd, step_times
 
 FloatArray = NDArray[np.float64]
@@ -23,11 +25,18 @@ HOST_BOUND = 0.8
 KNOBS = ("model", "seq", "precision", "attention", "compile", "checkpointing", "optimizer")
 
 
-def predict_rows(rows: TimeRows, fit: Fit, profile: Profile) -> tuple[FloatArray, FloatArray]:
-    """Predicted seconds per step and the standard deviation of their log; host time as in each row's session."""
+def predict_rows(
+    rows: TimeRows, fit: Fit, profile: Profile, workloads: Mapping[str, Workload]
+) -> tuple[FloatArray, FloatArray]:
+    """Predicted seconds per step and the standard deviation of their log, as ``predict`` says it.
+
+    Host time is as in each row's session; what left the calibrated range widens the deviation.
+    """
     seconds = _in_own_session(rows.seconds, rows.sessions, fit)
     step = step_times(seconds, rows.grad_accum, log_factors(fit)).step_s
-    return step, predictive_sd(seconds, rows.grad_accum, fit, profile.rates)
+    cases = {name: Case(workload=workload, profile=profile) for name, workload in workloads.items()}
+    beyond = np.array([beyond_sd_log(cases[r.model], r.recipe, fit) for r in rows.measurements])
+    return step, np.hypot(predictive_sd(seconds, rows.grad_accum, fit, profile.rates), beyond)
 
 
 def predict_steps(records: Sequence[Measurement], workloads: Mapping[str, Workload], profile: Profile) -> FloatArray:

@@ -34,7 +34,6 @@ class _Kind(NamedTuple):
     pad: Pad
     flops: Poly
     causal: bool
-    biased: bool
 
 
 def collect_ops(ops: Iterable[OpRecord], stacks: tuple[Stack, ...]) -> tuple[Op, ...]:
@@ -63,7 +62,6 @@ def _kind(op: OpRecord, stack: int) -> _Kind:
         pad=op.pad if shaped else "aligned",
         flops=op.flops if shaped or op.kind == "conv" else (),
         causal=op.causal and shaped,
-        biased=op.biased and shaped,
     )
 
 
@@ -79,7 +77,6 @@ def _op(key: _Kind, launches: float, moved: Poly) -> Op:
         dims=None if key.dims is None else ((key.dims[0],), (key.dims[1],), (key.dims[2],), (key.dims[3],)),
         pad=key.pad,
         causal=key.causal,
-        biased=key.biased,
     )
 
 

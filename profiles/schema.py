@@ -166,7 +166,7 @@ class Op:
     m, n, k) for products (m rows of output, n columns), (batch × heads, query length, key length, head size) for
     attention; and then ``flops`` is of all ``launches``. ``bits`` is the width of the operands. ``pad``: what the
     leading dimensions of the operands are a multiple of (``aligned`` to 16 bytes, ``even`` number of elements, or
-    ``odd``). ``biased``: fused attention adds a tensor to its scores that wants a gradient too, or a mask.
+    ``odd``).
     """
 
     __pydantic_config__: ClassVar[Any] = _STRICT
@@ -180,7 +180,6 @@ class Op:
     dims: tuple[Poly, Poly, Poly, Poly] | None = None
     pad: Literal["aligned", "even", "odd"] = "aligned"
     causal: bool = False
-    biased: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

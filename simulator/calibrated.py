@@ -16,7 +16,8 @@ from simulator.techniques.checkpointing import checkpointing_interval
 
 BEYOND_SD_LOG = 0.04
 """Added to the standard deviation per factor of e by which a size leaves the calibrated range."""
-UNSEEN_MODEL_SD_LOG = 0.03
+UNSEEN_MODEL_SD_LOG = 0.06
+"""Added for a model that was not measured: what leaving one of six models out of an H200's records adds."""
 UNSEEN_VALUE_SD_LOG = 0.03
 """Added per knob whose value no run had: what the components' own priors don't say of it."""
 CHOICES = ("precision", "attention", "compile", "checkpointing", "optimizer")

@@ -86,9 +86,6 @@ def _attention_specs() -> list[RateSpec]:
     A *tail* is how many keys a causal query computes beyond half: blocks on the diagonal are done in full. From an
     H200's probes at length 1024: causal against full attention, 338 to 434 TFLOP/s forward, 253 to 375 backward in
     bf16; 31.4 to 35.0 and 30.5 to 35.0 in fp32.
-
-    A 16-bit kernel with a tensor added to the scores (T5's position bias) is the memory-efficient one; summing the
-    bias's gradient makes its backward pass many times slower.
     """
     table = {("16", "forward"): 0.42, ("16", "backward"): 0.33, ("32", "forward"): 0.30, ("32", "backward"): 0.22}
     wider = {64: 0.9, 128: 1.0, 256: 0.85}

@@ -103,7 +103,6 @@ UNKNOWN_SD_LOG = 0.25
 MODEL_SD_LOG = {
     "matmul": 0.06,
     "bmm": 0.3,
-    "attention.bias16": 0.2,
     "attention": 0.15,
     "conv": 0.25,
     "floor": 0.4,
@@ -132,7 +131,6 @@ MODEL_SD_LOG = {
 
 _RATE_OF: dict[str, Callable[[str], tuple[str, ...]]] = {
     "matmul": lambda c: (f"matmul_{c.split('.')[1]}_flops",),
-    "attention.bias16": lambda c: (f"attention_bias16_{c.split('.')[2]}_flops",),
     "attention": lambda c: ("attention_{1}_{2}_hd".format(*c.split(".")),),
     "conv": lambda c: (f"conv_{c.split('.')[1]}_",),
     "floor": lambda _: ("kernel_ramp",),

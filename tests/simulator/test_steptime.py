@@ -159,7 +159,7 @@ def test_one_component_alone_has_the_prior_of_that_component():
 
 
 def test_noise_adds_in_quadrature_and_the_crossover_only_where_the_host_counts():
-    fit = Fit(noise_sd_log=0.3, crossover_sd_log=0.4)
+    fit = Fit(noise_sd_log=0.3, host_sd_log=0.4)
     own = prior_sd(RATES)[INDEX["matmul.bf16.aligned"]]
     calm = predictive_sd(one_row(1.0, 0.001), np.ones(1), fit, RATES)[0]
     assert calm == pytest.approx(np.hypot(own, 0.3), rel=1e-6)
