@@ -21,6 +21,7 @@ from simulator.components import COMPONENTS
 from simulator.steptime import (
     HOST_COLUMNS,
     covariance,
+    form_sd,
     gradient,
     host_share,
     log_factors,
@@ -36,7 +37,7 @@ NOMINAL = 0.90
 GAUSSIAN_90 = 1.645
 IDENTIFIED_BELOW = 0.5
 """A component counts as identified once its posterior variance is below this share of the prior's."""
-HOST_REPEAT_LOG = 0.12
+HOST_REPEAT_LOG = 0.06
 """How far host-bound steps stray between processes, and within one over seconds, on the log: repeats on an H200."""
 SESSION_SD_LOG = 0.25
 """How far host speed strays between sessions on one machine, on the log: 11 to 23 µs an operation were seen on one."""
@@ -173,8 +174,8 @@ def _weights(residual: FloatArray, noise: FloatArray) -> FloatArray:
 
 def _noise_at(rows: TimeRows, jacobian: FloatArray) -> FloatArray:
     """Each row's own noise, and what the host's wandering between processes adds as far as the host decides it."""
-    noise: FloatArray = np.hypot(rows.noise, HOST_REPEAT_LOG * host_share(jacobian[:, : len(COMPONENTS)]))
-    return noise
+    wandering = HOST_REPEAT_LOG * host_share(jacobian[:, : len(COMPONENTS)])
+    return np.hypot(np.hypot(rows.noise, wandering), form_sd(rows.seconds))
 
 
 def _posterior(
