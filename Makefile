@@ -9,7 +9,7 @@ quickstart: setup ; @$(BIN)/python -m cli.quickstart ## the main job for real, o
 test: setup ; @$(BIN)/pytest ## every test
 check: setup ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/pytest ## what CI checks
 bench: setup ; @OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench ## speeds that users feel
-accuracy: setup ; $(BIN)/python -m calibration.report docs/accuracy.md ## rewrite docs/accuracy.md
+accuracy: setup ; $(BIN)/python -m calibration.report docs ## rewrite docs/accuracy.md and its plots
 docs: setup ; $(BIN)/python -m scripts.docs ## rewrite docs/commands.md and the table of files in README.md
 traces: setup ; $(BIN)/python -m calibration.trace ## trace every preset again
 clean: ; rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis ## remove what can be made again

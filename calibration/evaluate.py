@@ -78,16 +78,29 @@ def evaluate(
     """
     _check(calibrate, prior, choose)
     split = _split(table, calibrate_on, calibrate, seed, choose, prior)
-    start = split.profile.fit
-    fit = fit_profile(split.fitted, split.workloads, split.profile.rates, start=start) if split.fitted else start
-    rows = time_rows(split.scored, split.workloads, split.profile.rates)
-    if not len(rows):
+    if not any(record.status == "ok" and record.step_s for record in split.scored):
         raise InvalidInputError(f"table {table}", ["no row that ran is left to score", *split.problems])
     again = [row.measurement for path in repeats for row in read_table(path).rows]
+    told = score_split(split, again=again, baselines=baselines, ablate=ablate)
+    return {"table": str(table.name), "prior": prior, **told}
+
+
+def fit_of(split: Split) -> Fit:
+    """The fit to the rows that are for it; where there are none, the one that the profile starts with."""
+    start = split.profile.fit
+    if not split.fitted:
+        return start
+    return fit_profile(split.fitted, split.workloads, split.profile.rates, start=start)
+
+
+def score_split(
+    split: Split, *, again: Sequence[Measurement] = (), baselines: bool = False, ablate: bool = False
+) -> dict[str, object]:
+    """Every score of a split, of which at least one row to score ran; ``again`` are repeats of its recipes."""
+    fit = fit_of(split)
+    rows = time_rows(split.scored, split.workloads, split.profile.rates)
     ablated, skipped = ablation.ablations(split) if ablate else (None, ())
     return {
-        "table": str(table.name),
-        "prior": prior,
         "fitted": len(split.fitted),
         "scored": len(split.scored),
         **_time(rows, split, fit, again),

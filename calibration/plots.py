@@ -318,8 +318,8 @@ def _paint_curve(found: Curve, quantity: Quantity, figure: Figure) -> None:
     axes.plot(values, middles, color=colour, label="predicted", gid="predicted")
     _mark_points(axes, found.points, middles, quantity)
     shown = [one for one in found.crossovers if one.axis == found.axis]
-    for index, (one, side, edge) in enumerate(e for one in shown for e in _edges(one, limits)):
-        _draw_crossover(axes, one, side, edge, COLOURS[1 + index % (len(COLOURS) - 1)])
+    for index, (cross, side, edge) in enumerate(e for one in shown for e in _edges(one, limits)):
+        _draw_crossover(axes, cross, side, edge, COLOURS[1 + index % (len(COLOURS) - 1)])
     _legend(figure)
 
 

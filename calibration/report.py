@@ -1,163 +1,340 @@
-"""``python -m calibration.report docs/accuracy.md``: the accuracy page, from the records that ship with the project."""
+"""``python -m calibration.report docs``: the accuracy page and its plots, from the records that ship with the project."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from calibration.evaluate import evaluate
-from profiles.files import SHIPPED, write_whole
-from profiles.records import read_measurements
-from profiles.schema import Measurement
+from calibration.evidence import LEVELS, RUNS, SEEDS, Cost, Evidence, gather
+from calibration.sections import HEAD, LIMITS, NOTES
+from profiles.files import write_whole
 
-FOLDER = SHIPPED / "measured" / "1xH200"
-FITTED = ("calibration.jsonl", "host_check.jsonl")
-SCORED = {
-    "held_out.jsonl": "held out",
-    "development.jsonl": "development",
-    "verified.jsonl": "verified top three",
-}
+if TYPE_CHECKING:
+    from simulator.curves import Curve
+
 Scores = Mapping[str, Any]
+TIME_HEAD = ("rows", "n", "MAPE", "median", "p95", "bias", "inside 90 % interval", "interval × / ÷")
+CURVE_MODEL = "pythia-410m"
 
 
-def page() -> str:
+def page(told: Evidence, curves: Mapping[str, Curve]) -> str:
     """The page in Markdown."""
-    fitted = [FOLDER / name for name in FITTED]
-    scores = {name: evaluate(FOLDER / name, calibrate_on=fitted, prior="probes", baselines=True) for name in SCORED}
-    unfitted = evaluate(FOLDER / "held_out.jsonl", prior="probes")
-    datasheet = evaluate(FOLDER / "held_out.jsonl", prior="datasheet")
-    calibration = [record for path in fitted for record in read_measurements(path)]
-    other_host = evaluate(FOLDER / "held_out.jsonl", calibrate_on=fitted[:1], prior="probes")
-    before = {
-        "data sheet alone, held out": datasheet,
-        "probes alone, held out": unfitted,
-        "held out, its host not calibrated": other_host,
-    }
-    lines = [_HEAD, *_calibration(calibration), *_time(scores, before), *_memory(scores)]
-    lines += [*_models(scores["held_out.jsonl"]), *_baselines(scores["held_out.jsonl"]), _LIMITS]
-    return "\n".join(lines)
+    parts = [
+        HEAD,
+        *_summary(told),
+        *_time(told),
+        *_noise(told.pooled["repeat_noise"], *told.repeats_gpu_bound),
+        *_models(told.left_out),
+        *_beyond(told.beyond),
+        *_memory(told),
+        *_choice(told.pooled),
+        *_baselines(told.pooled),
+        *_ablations(told.pooled),
+        *_costs(told.costs),
+        *_coverage(told),
+        *_knobs(told.pooled["by"]),
+        *_curves(curves),
+        NOTES,
+        LIMITS,
+    ]
+    return "\n".join(parts)
 
 
-_HEAD = """# Accuracy
-
-Made by `make accuracy` from the records in `profiles/measured/1xH200/` (its README says how each file came about). The fit sees
-`calibration.jsonl` and `host_check.jsonl` alone. `held_out.jsonl` was drawn at random and committed before it was measured. Its
-errors were looked at afterwards: they showed that its host was a faster one, so the fit got a factor per session, the first twelve
-records of the draw became `host_check.jsonl`, and the data-sheet prior of dispatch moved. `development.jsonl` was drawn the same
-way and never fitted either, but its errors guided the model's form throughout, so it counts for less. The same figures from the command line:
-
-    paceline evaluate profiles/measured/1xH200/held_out.jsonl --prior probes \\
-        --calibrate-on profiles/measured/1xH200/calibration.jsonl --calibrate-on profiles/measured/1xH200/host_check.jsonl
-
-Errors are (predicted − measured) / measured. Pythia-160M, 410M and 1B on one H200; every precision, both attentions,
-checkpointing, six optimizers, micro-batches 1 to 160, lengths 512 to 2048, accumulation 1, 2 and 8.
-"""
-
-
-def _calibration(records: Sequence[Measurement]) -> list[str]:
-    ran = sum(r.status == "ok" for r in records)
-    spent = sum(r.trial_s or 0.0 for r in records)
-    compiled = sum(r.recipe.compile == "on" for r in records)
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table: words left, numbers right."""
     return [
-        "## What calibration used",
-        "",
-        f"{len(records)} real runs ({ran} ran, {compiled} compiled), {spent:.0f} s of runs; with the probes, start-up and the choice of",
-        "runs 330 s for the first 63, then three compiled runs and twelve runs on the second host.",
+        f"| {' | '.join(head)} |",
+        f"|---{'|--:' * (len(head) - 1)}|",
+        *(f"| {' | '.join(row)} |" for row in rows),
         "",
     ]
 
 
-def _time(scores: Mapping[str, Scores], before: Mapping[str, Scores]) -> list[str]:
-    rows = [(title, one["step_time"]) for title, one in before.items()]
-    for name, title in SCORED.items():
-        rows.append((title, scores[name]["step_time"]))
-        parts = {part: scores[name][f"step_time_{part.replace('-', '_')}"] for part in ("gpu-bound", "host-bound")}
-        rows += [(f"— {part} rows", score) for part, score in parts.items() if score]
-    head = [
-        "## Step time",
-        "",
-        "| rows | n | MAPE | median | p95 | bias | inside 90 % interval | interval × / ÷ | noise |",
-    ]
-    return [*head, "|---|--:|--:|--:|--:|--:|--:|--:|--:|", *(_time_row(title, s) for title, s in rows), ""]
+def percent(value: float | None, digits: int = 1, *, signed: bool = False) -> str:
+    """A fraction in per cent; a dash where there is none."""
+    return "–" if value is None else f"{value:{'+' if signed else ''}.{digits}%}"
 
 
-def _time_row(title: str, s: Scores) -> str:
-    return (
-        f"| {title} | {s['n']} | {s['mape']:.1%} | {s['median']:.1%} | {s['p95']:.1%} | {s['bias']:+.1%} | "
-        f"{s['coverage90']:.0%} | {s['interval_factor']:.2f} | {s['noise']:.1%} |"
-    )
+# --------------------------------------------------------------------------------------------------- sections
 
 
-def _memory(scores: Mapping[str, Scores]) -> list[str]:
-    lines = [
-        "## Memory",
-        "",
-        "Peak allocated bytes, and the verdict, which uses the upper value.",
-        "",
-        "| rows | n | median | p95 | max | out of memory | found | false “fits” | false alarms | away from the limit |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for name, title in SCORED.items():
-        memory, oom = scores[name]["memory"], scores[name]["oom"]
-        if memory:
-            lines.append(
-                f"| {title} | {memory['n']} | {memory['median']:.3%} | {memory['p95']:.2%} | {memory['max']:.1%} | "
-                f"{oom['n_oom']} | {_share(oom['recall'])} | {oom['false_fits']} | {_share(oom['false_alarm'])} | "
-                f"{_share(oom['false_alarm_away_from_limit'])} |"
-            )
-    return [*lines, ""]
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
-
-
-def _models(held_out: Scores) -> list[str]:
-    left_out: Mapping[str, Scores] = held_out["leave_one_model_out"]
-    lines = [
-        "## A model that was never measured here",
-        "",
-        "The fit sees the other two models' records only; scored on the held-out rows of the third.",
-        "",
-        "| model left out | n | MAPE | median | inside 90 % interval |",
-        "|---|--:|--:|--:|--:|",
-    ]
+def _summary(told: Evidence) -> list[str]:
+    gpu, host, noise = (told.pooled[k] for k in ("step_time_gpu_bound", "step_time_host_bound", "repeat_noise"))
+    oom, memory, regret = told.pooled["oom"], told.pooled["memory"], told.pooled["regret"]
+    between = 2 * noise["noisy"]["mean"]
+    left_gpu = _mean_of(told.left_out, "gpu_bound")
+    away = oom["false_alarm_away_from_limit"]
     rows = [
-        f"| {m} | {s['n']} | {s['mape']:.1%} | {s['median']:.1%} | {s['coverage90']:.0%} |" for m, s in left_out.items()
+        ("step time, GPU-bound rows", f"MAPE {percent(gpu['mape'])}, p95 {percent(gpu['p95'])}", "≤ 3 %, ≤ 8 %"),
+        ("step time, host-bound rows", f"MAPE {percent(host['mape'])}; two runs of one recipe differ by {percent(between)}", f"≤ 1.25 × {percent(between)} = {percent(1.25 * between)}"),
+        ("a model never measured, GPU-bound rows", f"MAPE {percent(left_gpu)}", "≤ 6 %"),
+        ("a model never measured, all rows", f"MAPE {percent(_mean_of(told.left_out, None))}", "≤ 6 %"),
+        ("peak allocated memory", f"median {percent(memory['median'], 2)}, p95 {percent(memory['p95'])}", "≤ 1 %, ≤ 4 %"),
+        ("out of memory found", f"{percent(oom['recall'])} of {oom['n_oom']}, {oom['false_fits']} false “fits”", "≥ 99 %"),
+        ("false alarms away from the limit", percent(away), "≤ 3 %"),
+        ("picked recipe ÷ best of the cell", f"{percent(regret['top1'], 2)}; after verifying three {percent(regret['top3'], 2)}", "≥ 99 %, ≥ 99.9 %"),
+        ("90 % intervals", f"cover {percent(told.pooled['step_time']['coverage90'])}", "87–93 %"),
+        ("calibration", f"{told.pooled['fitted']} runs in {told.calibration_s:.0f} s, {told.compiled} of them compiled; probes take 60 s more", "≤ 10 min"),
+    ]  # fmt: skip
+    return ["## At a glance", "", *table(("what", "here", "aim"), rows)]
+
+
+def _mean_of(left_out: Mapping[str, Scores], part: str | None) -> float:
+    """MAPE over all rows of all left-out models."""
+    some = [one[part] if part else one for one in left_out.values()]
+    kept = [one for one in some if one]
+    return float(sum(one["mape"] * one["n"] for one in kept) / sum(one["n"] for one in kept))
+
+
+def _time(told: Evidence) -> list[str]:
+    rows = [_time_row(f"{RUNS} runs for all six models", told.pooled["step_time"])]
+    rows += [
+        _time_row(f"— {part}-bound rows", told.pooled[f"step_time_{part}_bound"])
+        for part in ("gpu", "host")
+        if told.pooled[f"step_time_{part}_bound"]
     ]
-    return [*lines, *rows, ""]
+    for model, one in told.alone.items():
+        rows.append(_time_row(f"{model} alone, {one['fitted']} runs of its own", one["step_time"]))
+        rows += [_time_row("— GPU-bound rows", one["step_time_gpu_bound"])] if one["step_time_gpu_bound"] else []
+    rows += [_time_row(f"no run at all: {prior}", one["step_time"]) for prior, one in told.uncalibrated.items()]
+    for name, one in told.before.items():
+        rows.append(_time_row(f"{name}: another host, {one['fitted']} runs there", one["step_time"]))
+        rows += [_time_row("— GPU-bound rows", one["step_time_gpu_bound"])]
+    text = (
+        "From `truth.jsonl`; the runs that calibration would choose are fitted, from probed rates, and all others scored. "
+        "The last rows are the earlier tables `held_out.jsonl` and `development.jsonl`, fitted on `calibration.jsonl` and "
+        "`host_check.jsonl`."
+    )
+    plot = "![Predicted against measured step time](plots/predicted.svg)"
+    return ["## Step time", "", text, "", *table(TIME_HEAD, rows), plot, ""]
 
 
-def _baselines(held_out: Scores) -> list[str]:
+def _time_row(title: str, s: Scores) -> tuple[str, ...]:
+    shares = (percent(s["mape"]), percent(s["median"]), percent(s["p95"]), percent(s["bias"], signed=True))
+    return (title, str(s["n"]), *shares, percent(s["coverage90"], 0), f"{s['interval_factor']:.2f}")
+
+
+def _noise(noise: Scores, calm: int, near: int) -> list[str]:
+    rows = [
+        (name, str(one["recipes"]), *(percent(one[k], 2) for k in ("mean", "median", "p95")))
+        for name, one in (
+            ("all", noise),
+            ("within 3 %", noise.get("repeatable")),
+            ("further apart", noise.get("noisy")),
+        )
+        if one
+    ]
+    text = (
+        "Recipes of `truth.jsonl` run once more, each in a process of its own and most on another rented host "
+        "(`truth_repeats.jsonl`): how far a run lies from the middle of both. Two runs differ by twice that. Of "
+        f"{calm} repeated recipes that the model calls GPU-bound, {near} repeat within 3 %."
+    )
+    return ["## Noise floor", "", text, "", *table(("repeats", "recipes", "mean", "median", "p95"), rows)]
+
+
+def _models(left_out: Mapping[str, Scores]) -> list[str]:
+    rows = []
+    for model, one in left_out.items():
+        rows.append(_time_row(model, one))
+        rows += [_time_row("— GPU-bound rows", one["gpu_bound"])] if one["gpu_bound"] else []
+    text = "From `truth.jsonl`: the fit sees every other model's records, none of the model's own."
+    return ["## A model that was never measured here", "", text, "", *table(TIME_HEAD, rows)]
+
+
+def _beyond(beyond: Mapping[str, Scores]) -> list[str]:
+    rows = []
+    for name, one in beyond.items():
+        rows.append(_time_row(f"{name} ({one['fitted']} records)", one["step_time"]))
+        rows += [_time_row("— GPU-bound rows", one["step_time_gpu_bound"])] if one["step_time_gpu_bound"] else []
+    text = "From `truth.jsonl`: fitted to its small sizes alone, scored on its large ones."
+    return ["## Beyond what was measured", "", text, "", *table(TIME_HEAD, rows)]
+
+
+def _memory(told: Evidence) -> list[str]:
+    named = {"ground truth": told.pooled, **told.before}
+    rows = []
+    for name, one in named.items():
+        memory, reserved, oom = one["memory"], one["memory_reserved"], one["oom"]
+        shares = [
+            percent(memory["median"], 2),
+            percent(memory["p95"], 2),
+            percent(memory["max"]),
+            percent(reserved["median"]),
+        ]
+        alarms = [percent(oom["false_alarm"]), percent(oom["false_alarm_away_from_limit"])]
+        rows.append((name, str(memory["n"]), *shares, str(oom["n_oom"]), percent(oom["recall"], 0), str(oom["false_fits"]), *alarms))  # fmt: skip
+    head = (
+        "rows", "n", "median", "p95", "max", "reserved, median", "out of memory", "found", "false “fits”",
+        "false alarms", "further than 3 % from the limit",
+    )  # fmt: skip
+    text = "Peak allocated (and reserved) bytes, and the verdict, which goes by the upper value. Same rows as above."
+    return ["## Memory", "", text, "", *table(head, rows)]
+
+
+def _choice(pooled: Scores) -> list[str]:
+    named = {
+        "**Paceline**": pooled["regret"],
+        **{n.replace("_", " "): one["regret"] for n, one in pooled["baselines"].items() if one.get("regret")},
+        **{n.replace("_", " "): one for n, one in pooled["choice_baselines"].items()},
+    }
+    keys = ("top1", "top1_worst", "top3", "top3_worst")
+    rows = [(name, *(percent(one[k], 2) for k in keys)) for name, one in named.items()]
+    text = (
+        f"Throughput of the picked recipe ÷ that of the best one, over {pooled['regret']['cells']} cells of equal model, "
+        "length and global batch; the largest is the exhaustive one (Pythia-410M, length 2048, global batch 48). A pick "
+        "that runs out of memory counts as 0; the rules and the baselines are told what fits."
+    )
+    return ["## The recipe that is picked", "", text, "", *table(("", "first pick", "worst cell", "best of three", "worst cell"), rows)]  # fmt: skip
+
+
+def _baselines(pooled: Scores) -> list[str]:
+    named = {"**Paceline**": pooled["step_time"], **{n.replace("_", " "): s for n, s in pooled["baselines"].items()}}
+    rows = [(n, *(percent(s[k]) for k in ("mape", "median", "p95"))) for n, s in named.items()]
+    closed = pooled["memory_baselines"]["closed_form"]
+    text = (
+        "Fitted on the same runs, scored on the same rows. For memory, 16 bytes a parameter and a closed form of "
+        f"activations: median {percent(closed['memory']['median'])}, finds {percent(closed['oom']['recall'], 0)} of what "
+        "runs out of memory."
+    )
+    return ["## Beside what people do without a model", "", text, "", *table(("", "MAPE", "median", "p95"), rows)]
+
+
+def _ablations(pooled: Scores) -> list[str]:
+    rows = [("nothing", percent(pooled["step_time"]["mape"]), percent(pooled["step_time"]["median"]), percent(pooled["step_time"]["p95"]))]  # fmt: skip
+    for name, one in pooled["ablations"].items():
+        if one:
+            said = name.removeprefix("no_").replace("_", " ")
+            rows.append((said, *(percent(one[k]) for k in ("mape", "median", "p95"))))
+    text = f"One ingredient dropped at a time, {pooled['fitted']} runs, same rows. “Adaptive choice” means as many runs at random."
+    return ["## What each ingredient is worth", "", text, "", *table(("without", "MAPE", "median", "p95"), rows)]
+
+
+def _costs(costs: Sequence[Cost]) -> list[str]:
+    rows = [
+        (
+            f"{one.policy.replace('_', '-')}, {one.scope}", str(one.runs), percent(one.mape),
+            percent(one.spread) if one.spread else "–", percent(one.p95), percent(one.coverage90, 0), f"{one.seconds:.0f}",
+        )
+        for one in costs
+    ]  # fmt: skip
+    text = (
+        f"From `truth.jsonl`, replayed: each policy picks its runs, the rest is scored. Random: mean over {SEEDS} seeds, "
+        "with their standard deviation. Seconds hold start-up, 60 s of probes and the runs. The model's form was judged "
+        "on these records; the choice of policy too."
+    )
+    head = ("policy", "runs", "MAPE", "± seeds", "p95", "inside 90 % interval", "seconds")
+    return [
+        "## Choosing what to measure",
+        "",
+        text,
+        "",
+        *table(head, rows),
+        "![Error against cost](plots/cost.svg)",
+        "",
+    ]
+
+
+def _coverage(told: Evidence) -> list[str]:
+    groups = dict.fromkeys(group for group, _, _ in told.levels)
+    found = {(group, level): observed for group, level, observed in told.levels}
+    rows = [(group, *(percent(found[group, level], 0) for level in LEVELS)) for group in groups]
+    text = "The same intervals, scaled to other nominal levels as a normal distribution would be."
+    head = ("nominal", *(percent(level, 0) for level in LEVELS))
+    return ["## Intervals", "", text, "", *table(head, rows), "![Coverage](plots/coverage.svg)", ""]
+
+
+def _knobs(by: Mapping[str, Mapping[str, Scores]]) -> list[str]:
+    rows = [
+        (f"{knob}={value}", str(s["n"]), percent(s["mape"]), percent(s["bias"], signed=True))
+        for knob, values in by.items()
+        for value, s in values.items()
+    ]
+    plot = "![Error by knob](plots/knobs.svg)"
+    return ["## Error by knob", "", f"{RUNS} runs for all six models.", "", *table(("knob", "n", "MAPE", "bias"), rows), plot, ""]  # fmt: skip
+
+
+def _curves(curves: Mapping[str, Curve]) -> list[str]:
     lines = [
-        "## Beside what people do without a model",
+        "## Size and crossover",
         "",
-        "Fitted on the same records, scored on the same held-out rows.",
+        f"{CURVE_MODEL} on one H200, bf16, sdpa, from the shipped profile: predictions, not measurements. Shaded: where",
+        "measurements were made. `paceline curves` gives the same for any model and recipe.",
         "",
-        "| | MAPE | median |",
-        "|---|--:|--:|",
-        f"| **Paceline** | {held_out['step_time']['mape']:.1%} | {held_out['step_time']['median']:.1%} |",
     ]
-    named: Mapping[str, Scores] = held_out["baselines"]
-    return [*lines, *(f"| {n.replace('_', ' ')} | {s['mape']:.1%} | {s['median']:.1%} |" for n, s in named.items()), ""]
+    for axis, one in curves.items():
+        lines += [f"![Step time over {axis}](plots/{axis}.svg)", "", *(f"- {text}" for text in _sentences(one)), ""]
+    return lines
 
 
-_LIMITS = """## What these figures do not say
+def _sentences(one: Curve) -> Iterator[str]:
+    for cross in one.crossovers:
+        name = {"gpu_bound": "GPU-bound", "compile": "compile pays"}.get(cross.name, f"{cross.name} pays")
+        first = "" if cross.first is None else f" from {cross.first:g} ({cross.first_low:g}–{cross.first_high:g})"
+        last = "" if cross.last is None else f" until {cross.last:g} ({cross.last_low:g}–{cross.last_high:g})"
+        where = (
+            f"{cross.state} over {cross.axis}" if cross.state in {"always", "never"} else f"{cross.axis}{first}{last}"
+        )
+        yield f"{name}: {where}"
 
-- Steps that the host decides scatter between processes and between hosts; the noise column counts only the scatter inside one
-  process. The twelve runs of `host_check.jsonl` calibrate the host that the held-out rows ran on; the row "its host not
-  calibrated" is what a profile from another host of the same GPU gives.
-- No compiled run is among the held-out rows. The verified top three are compiled; the table shows how far off they were before
-  their own measurements went into the shipped profile.
-- One GPU type, one model family. Other GPUs answer from their data sheets, with wide intervals and the word `datasheet`.
-"""
+
+# ------------------------------------------------------------------------------------------------------ plots
+
+
+def curves_of() -> dict[str, Curve]:
+    """The curves that the page shows, by axis."""
+    from calibration.question import build_case
+    from calibration.sizes import at_depths, at_widths, default_widths
+    from profiles.store import load_preset
+    from simulator.case import Run
+    from simulator.curves import curve
+    from simulator.ladder import AXES
+    from simulator.recipes import complete
+
+    case = build_case(CURVE_MODEL, "1xH200", Run(), {"precision": "bf16", "attention": "sdpa"}, published_batch=False)
+    recipe = complete({**case.fixed, "micro_batch": 8, "grad_accum": 1}, case)
+    preset = load_preset(CURVE_MODEL)
+    sized = {
+        "depth": at_depths(preset, case.workload, (3, 6, 12, 24, 36, 48)),
+        "width": at_widths(preset, case.workload, default_widths(preset), recipe),
+    }
+    families = {axis: {v: replace(case, workload=w) for v, w in found.items()} for axis, found in sized.items()}
+    return {axis: curve(case, axis, recipe, family=families.get(axis)) for axis in AXES}
+
+
+def plots(told: Evidence, curves: Mapping[str, Curve]) -> dict[str, str]:
+    """Every plot of the page as SVG, by file name."""
+    from calibration import plots as draw
+
+    rows = [
+        draw.ScatterPoint(measured_s=r.measured_s, predicted_s=r.predicted_s, group=r.model, host_decides=r.host_bound)
+        for r in told.rows
+    ]
+    costs: dict[str, list[draw.CostPoint]] = {}
+    for one in told.costs:
+        if one.scope == "pooled":
+            costs.setdefault(one.policy.replace("_", "-"), []).append(
+                draw.CostPoint(runs=one.runs, seconds=one.seconds, mape=one.mape)
+            )
+    levels = [draw.CoveragePoint(nominal=level, observed=seen, group=group) for group, level, seen in told.levels]
+    return {
+        "predicted": draw.predicted_against_measured(rows),
+        "knobs": draw.error_by_knob(told.pooled["by"]),
+        "cost": draw.cost_against_error(costs),
+        "coverage": draw.coverage(levels),
+        **{axis: draw.curve(one) for axis, one in curves.items()},
+    }
 
 
 def main() -> None:
-    """Write the page to the path on the command line."""
-    write_whole(Path(sys.argv[1]), page().encode())
+    """Write the page and its plots into the folder on the command line."""
+    from calibration.plots import write_plots
+
+    folder, told, curves = Path(sys.argv[1]), gather(), curves_of()
+    write_plots(folder / "plots", plots(told, curves))
+    write_whole(folder / "accuracy.md", page(told, curves).encode())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.schema import Fit, Measurement, Profile, Rate, Workload
+from simulator.calibrated import depth_of, width_of
 from simulator.case import Case
 from simulator.components import Choice, component_seconds
 from simulator.memory import Memory, memory
@@ -117,4 +118,9 @@ def calibrated_range(records: Sequence[Measurement], workloads: Mapping[str, Wor
         lengths = [r.recipe.seq or workloads[r.model].seq for r in ran]
         ranges["micro_batch"] = (str(min(batches)), str(max(batches)))
         ranges["seq"] = (str(min(lengths)), str(max(lengths)))
+        models = [workloads[name] for name in {r.model for r in ran}]
+        for knob, sizes in (("depth", [*map(depth_of, models)]), ("width", [*map(width_of, models)])):
+            known = [size for size in sizes if size]
+            if known:
+                ranges[knob] = (str(min(known)), str(max(known)))
     return ranges

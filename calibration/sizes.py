@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from profiles import store
 from profiles.errors import InvalidInputError
-from profiles.schema import Config, Fit, Numerics, Preset, Recipe, Stack, Variant, Workload
+from profiles.schema import Config, Numerics, Preset, Recipe, Stack, Variant, Workload
 from simulator.calibrated import depth_of, width_of
 from simulator.techniques.precision import PRECISIONS
 
@@ -246,18 +246,3 @@ def _needed(recipe: Recipe) -> Iterator[tuple[str, str, bool]]:
 
 def _key(variant: Variant) -> tuple[str, str, bool]:
     return variant.numerics, variant.attention, variant.checkpointed
-
-
-# -------------------------------------------------------------------------------------------- calibrated range
-
-
-def with_sizes(fit: Fit) -> Fit:
-    """The fit with the depths and widths of its models as calibrated ranges, where it does not say them itself."""
-    known = [workload for name in fit.models if (workload := store.load_workload(name)) is not None]
-    found: Mapping[str, list[Any]] = {"depth": [depth_of(w) for w in known], "width": [width_of(w) for w in known]}
-    ranges = {
-        size: (str(min(told)), str(max(told)))
-        for size, values in found.items()
-        if size not in fit.calibrated and (told := [value for value in values if value])
-    }
-    return dataclasses.replace(fit, calibrated={**fit.calibrated, **ranges})

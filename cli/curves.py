@@ -48,14 +48,12 @@ def answer(asked: Asked, axis: str, values: str | None, seed: int) -> tuple[Case
     Raises:
         InvalidInputError: an axis that does not exist, one that the recipe fixes, values that cannot be made.
     """
-    from calibration.sizes import with_sizes
     from cli import question
     from simulator.curves import curve
     from simulator.recipes import complete
 
     chosen, numbers = _axis(asked, axis), _values(values)
     case = question.read(asked, published_batch=False).case
-    case = replace(case, profile=replace(case.profile, fit=with_sizes(case.profile.fit)))
     recipe = complete(case.fixed, case)
     family = _family(case, asked.model, chosen, recipe, numbers)
     return case, recipe, curve(case, chosen, recipe, values=numbers, family=family, seed=seed)

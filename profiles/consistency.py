@@ -19,7 +19,7 @@ _FIT_SPREADS = (
     "device_overhead_bytes",
     "device_overhead_sd_bytes",
 )
-_RANGES = ("micro_batch", "seq")
+_RANGES = ("micro_batch", "seq", "depth", "width")
 
 
 def measurement_problems(record: Measurement) -> list[str]:

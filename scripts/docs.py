@@ -27,6 +27,7 @@ DATA = {
     "profiles/traces/*.json.gz": "traced models: operations and memory as polynomials",
     "profiles/measured/": "raw measurements, one JSON line a run",
     "profiles/fitted/": "fitted profiles of machines",
+    "docs/plots/": "the plots of the accuracy page, written with it",
 }
 OTHER = {
     "pyproject.toml": "metadata, dependencies, and the settings of every tool",

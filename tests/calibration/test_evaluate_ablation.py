@@ -104,7 +104,7 @@ def evaluate_intact():
 
     one = split()
     rows, fit = time_rows(one.scored, one.workloads, one.profile.rates), fitted(one)
-    return time_scores(rows, *predict_rows(rows, fit, one.profile), fit)
+    return time_scores(rows, *predict_rows(rows, fit, one.profile, one.workloads), fit)
 
 
 def test_no_probes_starts_from_the_data_sheet():

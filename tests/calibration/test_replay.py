@@ -105,7 +105,7 @@ def test_a_score_is_of_the_fit_to_the_picked_rows_on_all_the_others():
     recipes = {records()[i].recipe for i in picked}
     unseen = [r for r in records() if r.status == "ok" and r.recipe not in recipes]
     rows = time_rows(unseen, workloads(), profile().rates)
-    predicted, _ = predict_rows(rows, fit, profile())
+    predicted, _ = predict_rows(rows, fit, profile(), workloads())
     error = [abs(p / r.step_s - 1.0) for p, r in zip(predicted, unseen, strict=True)]
     assert found.scored == len(unseen)
     assert found.mape == pytest.approx(np.mean(error))

@@ -166,15 +166,3 @@ def test_default_widths_surround_the_model_and_can_be_made():
     assert found == [192, 384, 576, 768, 1152, 1536]
     assert all(sizes.with_width(preset, width) for width in found)
     assert sizes.default_widths(load_preset("convnext-large")) == []
-
-
-def test_the_calibrated_sizes_are_those_of_the_fitted_models():
-    fit = h200().fit
-    assert fit.models == ("pythia-160m", "pythia-1b", "pythia-410m")
-    bare = replace(fit, calibrated={k: v for k, v in fit.calibrated.items() if k not in ("depth", "width")})
-    told = sizes.with_sizes(bare).calibrated
-    assert (told["depth"], told["width"]) == (("12", "24"), ("768", "2048"))
-    assert told["seq"] == fit.calibrated["seq"]
-    said = replace(bare, calibrated=bare.calibrated | {"depth": ("1", "2")})
-    assert sizes.with_sizes(said).calibrated["depth"] == ("1", "2")
-    assert sizes.with_sizes(replace(bare, models=("nobody-knows-it",))).calibrated == bare.calibrated

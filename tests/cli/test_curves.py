@@ -9,7 +9,7 @@ MICRO_BATCH = ("curves", "pythia-160m", "-m", "1xH200", "--axis", "micro_batch")
 
 def test_points_are_predictions_with_their_place_in_the_calibrated_range(paceline):
     found = paceline(*MICRO_BATCH, "--values", "1,8,256", "--json").json
-    assert (found["axis"], found["calibrated"], found["every_value"]) == ("micro_batch", [1, 128], True)
+    assert (found["axis"], found["calibrated"], found["every_value"]) == ("micro_batch", [1, 157], True)
     assert [(p["value"], p["calibrated"]) for p in found["points"]] == [(1, True), (8, True), (256, False)]
     assert [p["bound"] for p in found["points"]] == ["host", "gpu", "gpu"]
     for point in found["points"]:
@@ -34,10 +34,12 @@ def test_points_are_predictions_with_their_place_in_the_calibrated_range(pacelin
 
 def test_in_words(paceline):
     shown = paceline(*MICRO_BATCH, "--values", "1,256").out
-    assert "calibrated from 1 to 128" in shown
+    assert "calibrated from 1 to 157" in shown
     assert "~256" in shown
     assert "~1 " not in shown
-    assert "GPU-bound: from micro_batch 5 (" in shown
+    crossovers = paceline(*MICRO_BATCH, "--values", "1,256", "--json").json["crossovers"]
+    first = next(one["first"] for one in crossovers if one["name"] == "gpu_bound")
+    assert f"GPU-bound: from micro_batch {first:g} (" in shown
     assert "compile costs 40.0 s a shape" in shown
     assert max(len(line) for line in shown.splitlines()) <= 80
 

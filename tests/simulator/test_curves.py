@@ -59,8 +59,8 @@ def test_every_point_is_what_predict_says(axis, values):
 
 
 def test_the_calibrated_range_is_marked():
-    found = curve(case(), "micro_batch", default(case()), values=[1, 128, 129])
-    assert found.calibrated == (1.0, 128.0)
+    found = curve(case(), "micro_batch", default(case()), values=[1, 157, 158])
+    assert found.calibrated == (1.0, 157.0)
     assert [p.calibrated for p in found.points] == [True, True, False]
     sheet = curve(case(machine="1xA100-40GB"), "micro_batch", default(case()), values=[1])
     assert sheet.calibrated is None
