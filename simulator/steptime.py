@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,17 +87,23 @@ def gradient(seconds: FloatArray, grad_accum: FloatArray, factors: FloatArray) -
 
 def prior_sd(rates: dict[str, Rate]) -> FloatArray:
     """Prior standard deviation of each component's log factor, from the rates it is made of."""
-    return np.array([_component_sd(name, rates) for name in COMPONENTS])
+    return np.array([max(own, *(rates[n].sd_log for n in names), 0.0) for own, names in _sources(tuple(rates))])
 
 
-def _component_sd(component: str, rates: dict[str, Rate]) -> float:
+@cache
+def _sources(rates: tuple[str, ...]) -> tuple[tuple[float, tuple[str, ...]], ...]:
+    """Per component the model's own deviation, and the names of the rates that it is made of."""
+    return tuple(_source(component, rates) for component in COMPONENTS)
+
+
+def _source(component: str, rates: tuple[str, ...]) -> tuple[float, tuple[str, ...]]:
     for start, stems in _RATE_OF.items():
         if component.startswith(start):
-            found = [r.sd_log for name, r in rates.items() if any(name.startswith(s) for s in stems(component))]
+            found = tuple(name for name in rates if name.startswith(stems(component)))
             if found:
-                return max(*found, MODEL_SD_LOG.get(start, 0.05))
+                return MODEL_SD_LOG.get(start, 0.05), found
     own = [sd for start, sd in MODEL_SD_LOG.items() if component.startswith(start)]
-    return own[0] if own else UNKNOWN_SD_LOG
+    return (own[0] if own else UNKNOWN_SD_LOG), ()
 
 
 UNKNOWN_SD_LOG = 0.25
