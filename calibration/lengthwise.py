@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from calibration.monomials import add, value
+from calibration.timeline import likeness
 from profiles.schema import MemoryPoint, Op, Poly, Variant
 
 Sized = tuple[int, Variant]
 _DEGREE = 2
 _JUDGED_AT = 16.0
-_LABELS = ("forward", "end of forward", "backward at the head", "backward in the blocks")
 
 
 def join_lengths(traces: Sequence[Sized]) -> Variant:
     """One variant whose launches, bytes and memory follow the length, from variants traced at several lengths.
 
-    The memory is that of the moment which is the peak at each length, joined into one moment.
+    Memory is joined moment by moment, among those that are alike at every length.
     """
     keys = dict.fromkeys(_key(op) for _, variant in traces for op in variant.ops)
     ops = tuple(_join_op(key, traces) for key in keys)
@@ -78,14 +78,14 @@ def _whole(coefficient: float) -> float:
 
 
 def _join_memory(traces: Sequence[Sized]) -> tuple[MemoryPoint, ...]:
-    """One moment per label that every length has: the largest of that label."""
-    labels = [label for label in _LABELS if all(any(p.label == label for p in v.memory) for _, v in traces)]
-    largest = [[(seq, _largest(variant, label, seq)) for seq, variant in traces] for label in labels]
-    return tuple(_join_moment(peaks) for peaks in largest)
+    """A moment for each likeness that every length has: the largest of that likeness."""
+    shared = [dict.fromkeys(likeness(point) for point in variant.memory) for _, variant in traces]
+    kinds = [kind for kind in shared[0] if all(kind in others for others in shared[1:])]
+    return tuple(_join_moment([(seq, _largest(variant, kind, seq)) for seq, variant in traces]) for kind in kinds)
 
 
-def _largest(variant: Variant, label: str, seq: int) -> MemoryPoint:
-    return max((p for p in variant.memory if p.label == label), key=lambda point: _total(point, seq))
+def _largest(variant: Variant, kind: tuple[object, ...], seq: int) -> MemoryPoint:
+    return max((p for p in variant.memory if likeness(p) == kind), key=lambda point: _total(point, seq))
 
 
 def _join_moment(peaks: Sequence[tuple[int, MemoryPoint]]) -> MemoryPoint:

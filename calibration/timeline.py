@@ -130,10 +130,12 @@ def _category(made: Allocation, recording: Recording) -> str:
     return "activations" if made.phase == "forward" and made.death >= recording.forward_end else "temporary"
 
 
-def memory_points(timeline: Timeline, grid: Array) -> tuple[MemoryPoint, ...]:
+def memory_points(timeline: Timeline, grid: Array, *, every_label: bool = False) -> tuple[MemoryPoint, ...]:
     """The moments that are the peak for some size in ``grid`` (rows: micro-batch, seq, decoder seq).
 
     Sizes in between peak at one of them too, or within a fraction of a per cent: live bytes are smooth in the sizes.
+    ``every_label`` adds the largest moments of every label and state of the other blocks, so that traces at several
+    lengths have moments alike.
     """
     moments = [m for n in range(1, timeline.count + 1) for m in _moments(timeline, n)]
     powers = np.array(timeline.basis, dtype=float)
@@ -142,8 +144,24 @@ def memory_points(timeline: Timeline, grid: Array) -> tuple[MemoryPoint, ...]:
     accumulating = np.stack([m.total(timeline, accumulating=True) for m in moments])
     chosen: Counter[int] = Counter()
     for rows in (total, accumulating):
-        chosen.update(np.argmax(values @ rows.T, axis=1).tolist())
+        bytes_at = values @ rows.T
+        for members in _members(timeline, moments) if every_label else [np.arange(len(moments), dtype=np.intp)]:
+            chosen.update(members[np.argmax(bytes_at[:, members], axis=1)].tolist())
     return tuple(moments[i].point(timeline) for i in sorted(chosen))
+
+
+def _members(timeline: Timeline, moments: list[_Moment]) -> list[npt.NDArray[np.intp]]:
+    """The moments that are alike, see ``likeness``."""
+    alike: dict[object, list[int]] = {}
+    for index, moment in enumerate(moments):
+        alike.setdefault(likeness(moment.point(timeline)), []).append(index)
+    return [np.array(members, dtype=np.intp) for members in alike.values()]
+
+
+def likeness(point: MemoryPoint) -> tuple[object, ...]:
+    """What moments of one program at several lengths share: the label, and what the other blocks hold."""
+    held = (bool(poly) for poly in (*point.block_activations, *point.block_gradients))
+    return (point.label, *held)
 
 
 class _Moment:

@@ -125,7 +125,7 @@ def trace_variant(
             attention="sdpa" if attention == "sdpa" else "eager",
             checkpointed=checkpointed,
             ops=collect_ops(recording.ops, stacks),
-            memory=memory_points(timeline, grid),
+            memory=memory_points(timeline, grid, every_label=len(points) > 1),
             block_saved=block_saved(timeline),
         )
 
