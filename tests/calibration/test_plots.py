@@ -486,7 +486,7 @@ def test_plots_are_written_by_name(tmp_path):
 
 
 def test_a_plot_too_large_is_refused_and_nothing_is_written(tmp_path):
-    with pytest.raises(InvalidInputError, match="large.svg has 120,001 bytes; allowed: 120,000") as caught:
+    with pytest.raises(InvalidInputError, match=r"large\.svg has 120,001 bytes; allowed: 120,000") as caught:
         plots.write_plots(tmp_path, {"small": "<svg/>", "large": "x" * 120_001, "edge": "x" * 120_000})
     assert len(caught.value.problems) == 1
     assert not list(tmp_path.iterdir())
