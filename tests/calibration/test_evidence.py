@@ -1,6 +1,7 @@
 """The accuracy page: its parts on made-up rows, and the shipped page against the records it is made from."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -79,9 +80,9 @@ def test_the_chosen_rows_are_not_scored():
     ids=lambda r: f"{r.model}-{r.recipe.micro_batch}-{r.recipe.seq}-{r.recipe.precision}-{r.recipe.attention}",
 )
 def test_memory_of_every_plain_run_is_what_the_gpu_said(record):
-    """Oracle: the allocator's own peak on the GPU; T5 with ``sdpa`` among them, whose trained bias has no fused kernel."""
+    """Oracle: the allocator's own peak on the GPU; T5 with ``sdpa`` and its trained bias among them."""
     told = float(memory_of(record, workload_of(record), shipped().fit).peak_bytes[0])
-    assert told == pytest.approx(record.peak_bytes, rel=0.012)
+    assert told == pytest.approx(record.peak_bytes, rel=0.015)
 
 
 def test_no_run_that_died_is_called_fitting():
@@ -97,15 +98,14 @@ def test_no_run_that_died_is_called_fitting():
 def test_scored_intervals_are_those_that_predict_gives():
     from calibration.question import build_case
 
-    record = next(r for r in truth() if r.model == "bert-large" and r.status == "ok")
+    record = replace(next(r for r in truth() if r.model == "bert-large" and r.status == "ok"), session=None)
     workloads, profile = {"bert-large": workload_of(record)}, shipped()
     rows = time_rows([record], workloads, profile.rates)
     step_s, sd = predict_rows(rows, profile.fit, profile, workloads)
     case = build_case("bert-large", "1xH200", Run(), {}, published_batch=False)
     said = predict(case, record.recipe)
     assert said.step_s_high / said.step_s == pytest.approx(np.exp(profile.fit.interval_scale * sd[0]), rel=1e-6)
-    session = np.exp(profile.fit.host_sessions.get(record.session, 0.0))
-    assert step_s[0] == pytest.approx(said.step_s, rel=abs(1 - session) + 1e-9)
+    assert step_s[0] == pytest.approx(said.step_s, rel=1e-9)
 
 
 def test_the_shipped_page_is_what_the_records_say():

@@ -255,3 +255,10 @@ def test_an_odd_vocabulary_pays_for_its_alignment():
     odd, aligned = of(table, "matmul.bf16.odd")[0], of(table, "matmul.bf16.aligned")[0]
     heads = 768 * 50257 / (12 * 768**2 * 12)
     assert odd > 2 * heads * aligned, "the head's products cost more per FLOP than the blocks'"
+
+
+def test_a_compiler_fuses_eager_attention_where_nothing_casts():
+    eager = Choice(precision="bf16_pure", attention="eager", compile="on", checkpointing="none", optimizer="sgd")
+    assert seconds(eager) == pytest.approx(seconds(replace(eager, attention="sdpa")))
+    for other in (replace(eager, precision="bf16"), replace(eager, precision="fp32"), replace(eager, compile="off")):
+        assert seconds(other).sum() > 1.05 * seconds(replace(other, attention="sdpa")).sum()

@@ -10,7 +10,18 @@ from profiles.catalogue import load_gpu
 from profiles.schema import Correction, Fit
 from simulator.components import COMPONENTS, INDEX, group_mask
 from simulator.rates import datasheet_rates
-from simulator.steptime import covariance, gradient, log_factors, predictive_sd, prior_sd, smooth_max, step_times
+from simulator.steptime import (
+    COMPILED_SD_LOG,
+    HOST_COLUMNS,
+    covariance,
+    gradient,
+    host_share,
+    log_factors,
+    predictive_sd,
+    prior_sd,
+    smooth_max,
+    step_times,
+)
 
 COUNT = len(COMPONENTS)
 RATES = datasheet_rates(load_gpu("A100-80GB"))
@@ -177,3 +188,20 @@ def test_the_interval_from_the_data_sheet_is_the_spread_of_its_rates():
     logs = np.concatenate([np.log(step_times(table, np.ones(1), d).step_s) for d in draws[:4000]])
     said = predictive_sd(table, np.ones(1), Fit(), RATES)[0]
     assert logs.std() == pytest.approx(said, rel=0.1)
+
+
+def test_what_the_host_decides_is_its_share_by_finite_differences():
+    random = np.random.default_rng(3)
+    table, accum, nudge = np.abs(random.normal(1.0, 0.7, (6, COUNT))), np.ones(6), 1e-5
+    moved = np.where(HOST_COLUMNS, nudge, 0.0)
+    up, down = (np.log(step_times(table, accum, f).step_s) for f in (moved, -moved))
+    assert host_share(gradient(table, accum, np.zeros(COUNT))) == pytest.approx((up - down) / (2 * nudge), rel=1e-5)
+
+
+def test_compiled_steps_are_less_certain():
+    table = np.abs(np.random.default_rng(4).normal(1.0, 0.5, (1, COUNT)))
+    plain, compiled = table.copy(), table.copy()
+    plain[:, INDEX["compiled.floor"]] = 0.0
+    compiled[:, INDEX["compiled.floor"]] = 1e-12
+    sds = [predictive_sd(t, np.ones(1), Fit(), RATES)[0] for t in (plain, compiled)]
+    assert sds[1] == pytest.approx(np.hypot(sds[0], COMPILED_SD_LOG), rel=1e-6)

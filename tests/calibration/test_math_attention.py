@@ -1,0 +1,33 @@
+"""A mask that wants a gradient: torch computes attention without a fused kernel, and so does the trace."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from calibration.cuda_view import _math_attention
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "causal", "masked"), [
+    (4, 4, False, True), (4, 4, True, False), (4, 2, False, False), (4, 2, True, False),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_computes_what_torchs_own_math_kernel_does(heads, key_heads, causal, masked, dtype):
+    torch.manual_seed(0)
+    query = torch.randn(2, heads, 7, 16, dtype=dtype)
+    key, value = (torch.randn(2, key_heads, 7, 16, dtype=dtype) for _ in range(2))
+    mask = torch.randn(1, heads, 7, 7, dtype=dtype) if masked else None
+    with sdpa_kernel(SDPBackend.MATH):
+        real = scaled_dot_product_attention(query, key, value, mask, is_causal=causal, enable_gqa=key_heads < heads)
+    told = _math_attention(query, key, value, mask, 0.0, causal, None)
+    assert told.dtype == dtype
+    assert torch.allclose(told, real, atol=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_a_row_of_which_everything_is_masked_gives_zeros():
+    query = torch.randn(1, 1, 3, 8)
+    mask = torch.zeros(1, 1, 3, 3)
+    mask[..., 1, :] = float("-inf")
+    told = _math_attention(query, query, query, mask, 0.0, False, None)
+    assert torch.equal(told[0, 0, 1], torch.zeros(8))
+    assert told.isfinite().all()
