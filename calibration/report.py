@@ -266,18 +266,38 @@ def _curves(curves: Mapping[str, Curve]) -> list[str]:
     ]
     for axis, one in curves.items():
         lines += [f"![Step time over {axis}](plots/{axis}.svg)", "", *(f"- {text}" for text in _sentences(one)), ""]
+        lines += _points(one)
     return lines
+
+
+def _points(one: Curve) -> list[str]:
+    """The curve's points as a table, memory beside time."""
+    rows = []
+    for point in one.points:
+        said = point.prediction
+        time = f"{1e3 * said.step_s:.1f} ({1e3 * said.step_s_low:.1f}–{1e3 * said.step_s_high:.1f})"
+        memory = (f"{said.peak_bytes / 2**30:.1f}", f"{said.peak_bytes_high / 2**30:.1f}")
+        rows.append((f"{point.value}", time, *memory, said.verdict, point.bound, "yes" if point.calibrated else "no"))
+    head = (one.axis, "step, ms", "allocated, GiB", "on the device at most, GiB", "verdict", "bound", "calibrated")
+    return table(head, rows)
 
 
 def _sentences(one: Curve) -> Iterator[str]:
     for cross in one.crossovers:
         name = {"gpu_bound": "GPU-bound", "compile": "compile pays"}.get(cross.name, f"{cross.name} pays")
-        first = "" if cross.first is None else f" from {cross.first:g} ({cross.first_low:g}–{cross.first_high:g})"
-        last = "" if cross.last is None else f" until {cross.last:g} ({cross.last_low:g}–{cross.last_high:g})"
-        where = (
-            f"{cross.state} over {cross.axis}" if cross.state in {"always", "never"} else f"{cross.axis}{first}{last}"
-        )
-        yield f"{name}: {where}"
+        first = f" from {_edge(cross.axis, cross.first, cross.first_low, cross.first_high)}"
+        last = f" until {_edge(cross.axis, cross.last, cross.last_low, cross.last_high)}"
+        told = {"always": " always", "never": " never", "from": first, "until": last}.get(cross.state, first + last)
+        yield f"{name}:{told}, over {'the GPU’s memory' if cross.axis == 'memory_bytes' else cross.axis}"
+
+
+def _edge(axis: str, value: float | None, low: float | None, high: float | None) -> str:
+    """A crossover with its 5 to 95 % range."""
+    if value is None or low is None or high is None:
+        return "–"
+    if axis == "memory_bytes":
+        return f"{value / 2**30:.1f} GiB ({low / 2**30:.1f}–{high / 2**30:.1f})"
+    return f"{value:g} ({low:g}–{high:g})"
 
 
 # ------------------------------------------------------------------------------------------------------ plots
