@@ -133,8 +133,8 @@ def _paint_scatter(points: Sequence[ScatterPoint], figure: Figure) -> None:
     seconds = [s for p in points for s in (p.measured_s, p.predicted_s)]
     low, high = min(seconds) / 1.3, max(seconds) * 1.3
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
-    for axis in (axes.xaxis, axes.yaxis):
-        _log_ticks(axis, low, high)
+    _log_ticks(axes.xaxis)
+    _log_ticks(axes.yaxis)
     ends = [low, high]
     band = axes.fill_between(ends, [s * (1 - BAND) for s in ends], [s * (1 + BAND) for s in ends], color=SHADE, lw=0)
     band.set(gid="band", label=f"±{BAND:.0%}")
@@ -232,7 +232,7 @@ def _paint_costs(curves: Mapping[str, Sequence[CostPoint]], figure: Figure) -> N
     low, high = min(errors), max(errors)
     if low > 0 and high > 4 * low:
         left.set(yscale="log", ylim=(low / 1.2, high * 1.2))
-        _log_ticks(left.yaxis, low, high)
+        _log_ticks(left.yaxis)
     else:
         left.set_ylim(0.0, (high or 1.0) * 1.1)
     for index, (policy, points) in enumerate(curves.items()):
@@ -308,9 +308,8 @@ def _paint_curve(found: Curve, quantity: Quantity, figure: Figure) -> None:
     axes = figure.add_subplot(xlabel=_AXES[found.axis], ylabel=_QUANTITIES[quantity])
     values = [float(p.value) for p in found.points]
     steps = [(p.prediction.step_s_low, p.prediction.step_s, p.prediction.step_s_high) for p in found.points]
-    lows, middles, highs = zip(
-        *(sorted(_in(quantity, p, s) for s in row) for p, row in zip(found.points, steps, strict=True)), strict=True
-    )
+    rows = [sorted(_in(quantity, p, s) for s in row) for p, row in zip(found.points, steps, strict=True)]
+    lows, middles, highs = zip(*rows, strict=True)
     limits = _log_limits(axes, values, [*lows, *highs])
     _shade_calibrated(axes, found.calibrated, limits)
     colour = COLOURS[0]
@@ -334,8 +333,8 @@ def _log_limits(axes: Axes, values: Sequence[float], heights: Sequence[float]) -
     low, high = min(values) / 1.08, max(values) * 1.08
     axes.set_xscale("log", base=2)
     axes.set(yscale="log", xlim=(low, high), ylim=(min(heights) / 1.15, max(heights) * 1.15))
-    _log_ticks(axes.xaxis, low, high, base=2)
-    _log_ticks(axes.yaxis, min(heights), max(heights))
+    _log_ticks(axes.xaxis, base=2)
+    _log_ticks(axes.yaxis)
     return low, high
 
 
@@ -409,12 +408,15 @@ def _look(index: int) -> tuple[str, str]:
     return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
 
 
-def _log_ticks(axis: Axis, low: float, high: float, base: int = 10) -> None:
-    """Ticks at plain numbers, the fewer the more decades there are."""
-    from matplotlib.ticker import LogLocator, NullLocator
+def _log_ticks(axis: Axis, base: int = 10) -> None:
+    """Ticks at plain numbers between the limits, evenly apart where fewer than two powers and their parts lie there."""
+    from matplotlib.ticker import AutoLocator, LogLocator, NullLocator
 
-    between = (1.0, 1.5) if base == 2 else (1.0, 2.0, 5.0)
-    axis.set_major_locator(LogLocator(base=base, subs=between if high < 16.0 * low or base == 10 else (1.0,)))
+    low, high = axis.get_view_interval()
+    subs = (1.0, 2.0, 5.0) if base == 10 else (1.0, 1.5) if high < 16.0 * low else (1.0,)
+    powers = LogLocator(base=base, subs=subs)
+    enough = sum(low <= tick <= high for tick in powers.tick_values(low, high)) > 1
+    axis.set_major_locator(powers if enough else AutoLocator())
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: _number(value))
 

@@ -295,7 +295,7 @@ def _band(sheet):
 def test_bars_are_as_long_as_errors_and_grouped_by_knob():
     sheet = drawn("bars")
     ends = {name: sheet.outline(name) for name in sheet.by_id if name.startswith("bar:")}
-    lengths = {name: sheet_lengths(sheet, outline) for name, outline in ends.items()}
+    lengths = {name: length(sheet, outline) for name, outline in ends.items()}
     expected = {"bar:precision=bf16": 3.0, "bar:precision=fp32": 12.0, "bar:seq=512": 4.8}
     assert lengths == close(expected)
     middles = [sum(y for _, y in outline[:4]) / 4 for outline in ends.values()]
@@ -304,16 +304,10 @@ def test_bars_are_as_long_as_errors_and_grouped_by_knob():
     assert gaps[1] == close(2.5 * gaps[0])
 
 
-def sheet_lengths(sheet, outline):
-    (zero, _), *_ = (t for t in _error_ticks(sheet) if t[1] == 0.0)
-    right = max(x for x, _ in outline)
-    assert min(x for x, _ in outline) == close(zero)
-    (p, a), (q, b) = (_error_ticks(sheet)[row] for row in (0, -1))
-    return a + (b - a) * (right - p) / (q - p)
-
-
-def _error_ticks(sheet):
-    return sheet.ticks("x")
+def length(sheet, outline):
+    left, right = sheet.values([pick(x for x, _ in outline) for pick in (min, max)], "x", log=False)
+    assert left == close(0.0)
+    return right
 
 
 def test_counts_stand_beside_values_and_errors_behind_bars():
@@ -443,9 +437,12 @@ def test_points_that_do_not_fit_or_were_measured_are_marked():
     assert not {"does-not-fit", "measured"} & set(plain.by_id)
 
 
-def test_a_curve_of_one_point_is_drawn():
-    sheet = Sheet(plots.curve(replace(CURVE, points=POINTS[:1])))
-    assert len(sheet.markers("fits")) == 1
+@pytest.mark.parametrize("shown", [POINTS[:1], POINTS[:2], (point(1000, 0.1), point(1100, 0.101))])
+def test_a_narrow_curve_has_two_ticks_on_either_axis(shown):
+    sheet = Sheet(plots.curve(replace(CURVE, points=shown)))
+    assert min(len(sheet.ticks(side)) for side in "xy") >= 2
+    assert sheet.values([x for x, _ in sheet.markers("fits")], "x") == close([p.value for p in shown])
+    assert sheet.values([y for _, y in sheet.markers("fits")], "y") == close([p.prediction.step_s for p in shown])
 
 
 # -------------------------------------------------------------------------------------- refusals and writing

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"torch", "transformers", "sklearn", "scipy", "pynvml"}
+HEAVY = {"torch", "transformers", "sklearn", "scipy", "matplotlib", "pynvml"}
 PLAN = ["plan", "pythia-14m", "--machine", "1xH200"]
 
 
