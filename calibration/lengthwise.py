@@ -1,26 +1,34 @@
-"""Programs that loop over positions: three traces at three lengths become polynomials of degree two in the length."""
+"""Programs that loop over positions: three traces become quadratics in the length."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from calibration.monomials import add, value
-from calibration.timeline import likeness
+from calibration.monomials import add, scale
+from calibration.timeline import Place, PlacedPoint
 from profiles.schema import MemoryPoint, Op, Poly, Variant
 
 Sized = tuple[int, Variant]
-_DEGREE = 2
-_JUDGED_AT = 1024.0
-"""Micro-batch at which the largest moment of a short trace is told: it makes as many tokens as a real one has, so what
-grows with them decides, as it will at real lengths."""
+Array = NDArray[np.float64]
+_BATCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0)
+_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 32768)
+_DECODER_SHARES = (0.25, 1.0)
+_BEYOND = (0.0, 10.0, 100.0)
+"""Blocks beyond the traced ones at which moments compete: shallow and deep models, all or some blocks checkpointed."""
+_SHORT_BY = 0.005
 
 
 def join_lengths(traces: Sequence[Sized]) -> Variant:
     """One variant whose launches, bytes and memory follow the length, from variants traced at several lengths.
 
-    Memory is joined moment by moment, among those that are alike at every length.
+    Memory is joined moment by moment, each with itself: at the same place in the program.
+
+    Raises:
+        ValueError: a traced length holds more than the joined moments do.
     """
     keys = dict.fromkeys(_key(op) for _, variant in traces for op in variant.ops)
     ops = tuple(_join_op(key, traces) for key in keys)
@@ -61,16 +69,31 @@ def _join_op(key: tuple[object, ...], traces: Sequence[Sized]) -> Op:
 
 
 def _join(parts: Sequence[tuple[int, Poly]]) -> Poly:
-    """A polynomial through the values at every length, separately for each power of the micro-batch."""
-    powers = sorted({i for _, poly in parts for _, i, _, _ in poly})
-    lengths = np.array([seq for seq, _ in parts], dtype=float)
+    """A polynomial through the values at every length, separately for each power of the other sizes."""
+    powers = sorted({(i, k) for _, poly in parts for _, i, _, k in poly})
+    lengths = [float(seq) for seq, _ in parts]
     terms = []
-    for power in powers:
-        values = [value(tuple(t for t in poly if t[1] == power), 1.0, seq) for seq, poly in parts]
-        fitted = np.polynomial.polynomial.polyfit(lengths, values, min(_DEGREE, len(parts) - 1))
-        scale = max(abs(v) for v in values) or 1.0
-        terms += [(_whole(c), power, j, 0) for j, c in enumerate(fitted) if abs(c) * lengths[-1] ** j > 1e-6 * scale]
+    for i, k in powers:
+        values = [sum(c * seq**j for c, ti, j, tk in poly if (ti, tk) == (i, k)) for seq, poly in parts]
+        least = 1e-6 * max(abs(v) for v in values)
+        fitted = enumerate(_through(lengths, values))
+        terms += [(_whole(c), i, j, k) for j, c in fitted if abs(c) * lengths[-1] ** j > least]
     return tuple(terms)
+
+
+def _through(lengths: Sequence[float], values: Sequence[float]) -> list[float]:
+    """Coefficients of the polynomial through all points, by divided differences: exact where they are whole."""
+    differences, newton = list(values), []
+    for order in range(len(lengths)):
+        newton.append(differences[0])
+        pairs = zip(itertools.pairwise(differences), lengths, lengths[order + 1 :], strict=False)
+        differences = [(b - a) / (high - low) for (a, b), low, high in pairs]
+    coefficients: list[float] = []
+    for top, length in zip(reversed(newton), reversed(lengths), strict=True):
+        shifted = [0.0, *coefficients]
+        coefficients = [s - length * c for s, c in zip(shifted, [*coefficients, 0.0], strict=True)]
+        coefficients[0] += top
+    return coefficients
 
 
 def _whole(coefficient: float) -> float:
@@ -80,14 +103,77 @@ def _whole(coefficient: float) -> float:
 
 
 def _join_memory(traces: Sequence[Sized]) -> tuple[MemoryPoint, ...]:
-    """A moment for each likeness that every length has: the largest of that likeness."""
-    shared = [dict.fromkeys(likeness(point) for point in variant.memory) for _, variant in traces]
-    kinds = [kind for kind in shared[0] if all(kind in others for others in shared[1:])]
-    return tuple(_join_moment([(seq, _largest(variant, kind, seq)) for seq, variant in traces]) for kind in kinds)
+    """The moments at the same place in the program at every length: those that are the peak of their kind somewhere.
+
+    Raises:
+        ValueError: a traced length holds more than they do, as where two loops follow each other.
+    """
+    lengths = [seq for seq, _ in traces]
+    joined = [_join_moment(list(zip(lengths, points, strict=True))) for points in _alike(traces)]
+    largest = _largest(list(dict.fromkeys(joined)), lengths) if joined else ()
+    if not largest or any(_falls_short(largest, variant, seq) for seq, variant in traces):
+        raise ValueError("its loops over positions cannot be told apart, so neither can its memory at other lengths")
+    return largest
 
 
-def _largest(variant: Variant, kind: tuple[object, ...], seq: int) -> MemoryPoint:
-    return max((p for p in variant.memory if likeness(p) == kind), key=lambda point: _total(point, seq))
+def _alike(traces: Sequence[Sized]) -> list[list[PlacedPoint]]:
+    """Moments at the same place, one a length, if that place moves evenly as the length grows; else they differ."""
+    placed: list[dict[Place, PlacedPoint]] = []
+    for _, variant in traces:
+        points = [point for point in variant.memory if isinstance(point, PlacedPoint)]
+        placed.append({place: point for point in points for place in point.places})
+    alike = [[found[place] for found in placed] for place in placed[0] if all(place in found for found in placed)]
+    lengths = [float(seq) for seq, _ in traces]
+    return [points for points in alike if not any(_through(lengths, [float(p.step) for p in points])[2:])]
+
+
+def _largest(points: Sequence[MemoryPoint], traced: Sequence[int]) -> tuple[MemoryPoint, ...]:
+    """Of the moments that share a label and whether the other blocks hold anything, those largest at some size."""
+    kinds: dict[object, list[int]] = {}
+    for index, point in enumerate(points):
+        held = (bool(poly) for poly in (*point.block_activations, *point.block_gradients))
+        kinds.setdefault((point.label, *held), []).append(index)
+    sizes = _sizes([*traced, *_LENGTHS])
+    chosen: set[int] = set()
+    for beyond, accumulating in itertools.product(_BEYOND, (False, True)):
+        held_bytes = _bytes(points, sizes, beyond, accumulating)
+        for members in kinds.values():
+            chosen.update(members[i] for i in np.argmax(held_bytes[members], axis=0))
+    return tuple(points[i] for i in sorted(chosen))
+
+
+def _falls_short(joined: Sequence[MemoryPoint], variant: Variant, seq: int) -> bool:
+    """Whether a trace, at its own length, holds more than the joined moments at some micro-batch and depth."""
+    sizes = _sizes([seq])
+    for beyond, accumulating in itertools.product(_BEYOND, (False, True)):
+        told, real = (_bytes(points, sizes, beyond, accumulating).max(axis=0) for points in (joined, variant.memory))
+        if np.any(told < (1 - _SHORT_BY) * real):
+            return True
+    return False
+
+
+def _sizes(lengths: Sequence[float]) -> Array:
+    return np.array([(b, s, share * s) for b in _BATCHES for s in lengths for share in _DECODER_SHARES])
+
+
+def _bytes(points: Sequence[MemoryPoint], sizes: Array, beyond: float, accumulating: bool) -> Array:
+    """Live bytes, a row a moment and a column a size, with ``beyond`` blocks a stack more than the traced ones."""
+    totals = [_total(point, beyond, accumulating) for point in points]
+    basis = sorted({term[1:] for total in totals for term in total})
+    column = {powers: index for index, powers in enumerate(basis)}
+    coefficients = np.zeros((len(points), len(basis)))
+    for row, total in enumerate(totals):
+        for (coefficient, *_), powers in ((term, term[1:]) for term in total):
+            coefficients[row, column[powers]] = coefficient
+    values = np.prod(sizes[:, None, :] ** np.array(basis, dtype=float)[None, :, :], axis=2)
+    return np.asarray(coefficients @ values.T)
+
+
+def _total(point: MemoryPoint, beyond: float, accumulating: bool) -> Poly:
+    more = point.block_activations if accumulating else (*point.block_activations, *point.block_gradients)
+    gradients = point.gradients_in_flight if accumulating else point.gradients
+    parts = (point.activations, point.logits, point.temporary, gradients)
+    return add(*parts, *(scale(poly, beyond) for poly in more))
 
 
 def _join_moment(peaks: Sequence[tuple[int, MemoryPoint]]) -> MemoryPoint:
@@ -110,8 +196,3 @@ def _join_moment(peaks: Sequence[tuple[int, MemoryPoint]]) -> MemoryPoint:
             _join([(s, p.block_gradients[i]) for s, p in peaks]) for i in range(len(first.block_gradients))
         ),
     )
-
-
-def _total(point: MemoryPoint, seq: int) -> float:
-    parts = (point.activations, point.logits, point.temporary, point.gradients, *point.block_activations)
-    return sum(value(part, _JUDGED_AT, seq) for part in parts)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +14,7 @@ import numpy.typing as npt
 from calibration import monomials
 from calibration.opkinds import Dims, Pad
 from calibration.recorder import NEVER, Allocation, OpRecord, Recording
-from profiles.schema import MemoryPoint, Op, OpKind, Phase, Poly, Stack
+from profiles.schema import MemoryPoint, Op, OpKind, Phase, Poly, Stack, Term
 
 Array = npt.NDArray[np.float64]
 _SHAPED = {"matmul", "bmm", "attention"}
@@ -90,8 +92,8 @@ class Timeline:
         self.recording, self.stacks = recording, stacks
         self.basis = sorted({a.size[1:] for a in allocations})
         self.count = recording.count
-        self._category = [_category(a, recording) for a in allocations]
-        self._allocations = allocations
+        self.category = [_category(a, recording) for a in allocations]
+        self.allocations = allocations
         self.live = {c: self._curve(lambda a, k, c=c: k == c) for c in CATEGORIES}
         self.in_flight = self._curve(lambda a, k: k == "gradients", accumulating=True)
         self.middle = [self._middle(i, "activations") for i in range(len(stacks))]
@@ -99,7 +101,7 @@ class Timeline:
 
     def _curve(self, keep, accumulating: bool = False) -> Array:  # type: ignore[no-untyped-def]  # noqa: ANN001
         steps = np.zeros((self.count + 2, len(self.basis)))
-        for made, category in zip(self._allocations, self._category, strict=True):
+        for made, category in zip(self.allocations, self.category, strict=True):
             if keep(made, category):
                 death = min(made.death, made.accumulated) if accumulating else made.death
                 column = self.basis.index(made.size[1:])
@@ -134,9 +136,11 @@ def memory_points(timeline: Timeline, grid: Array, *, every_label: bool = False)
     """The moments that are the peak for some size in ``grid`` (rows: micro-batch, seq, decoder seq).
 
     Sizes in between peak at one of them too, or within a fraction of a per cent: live bytes are smooth in the sizes.
-    ``every_label`` adds the largest moments of every label and state of the other blocks, so that traces at several
-    lengths have moments alike.
+    ``every_label`` gives every moment of every label instead, each with its places in the program: of a program that
+    loops over positions, one length alone cannot tell which moment is the peak at another.
     """
+    if every_label:
+        return _placed_points(timeline)
     moments = [m for n in range(1, timeline.count + 1) for m in _moments(timeline, n)]
     powers = np.array(timeline.basis, dtype=float)
     values = np.prod(grid[:, None, :] ** powers[None, :, :], axis=2)
@@ -144,24 +148,74 @@ def memory_points(timeline: Timeline, grid: Array, *, every_label: bool = False)
     accumulating = np.stack([m.total(timeline, accumulating=True) for m in moments])
     chosen: Counter[int] = Counter()
     for rows in (total, accumulating):
-        bytes_at = values @ rows.T
-        for members in _members(timeline, moments) if every_label else [np.arange(len(moments), dtype=np.intp)]:
-            chosen.update(members[np.argmax(bytes_at[:, members], axis=1)].tolist())
+        chosen.update(np.argmax(values @ rows.T, axis=1).tolist())
     return tuple(moments[i].point(timeline) for i in sorted(chosen))
 
 
-def _members(timeline: Timeline, moments: list[_Moment]) -> list[npt.NDArray[np.intp]]:
-    """The moments that are alike, see ``likeness``."""
-    alike: dict[object, list[int]] = {}
-    for index, moment in enumerate(moments):
-        alike.setdefault(likeness(moment.point(timeline)), []).append(index)
-    return [np.array(members, dtype=np.intp) for members in alike.values()]
+class Place(NamedTuple):
+    """A moment's place in the program that is the same at every length.
+
+    A stretch lies between two landmarks that the program passes once whatever the length: a block begins, the logits
+    are made. In it, moments are told by what the operation ``makes``, counted from the stretch's begin or its end;
+    ``state`` is which of their states the other blocks are in.
+    """
+
+    stretch: int
+    makes: tuple[object, ...]
+    from_end: bool
+    nth: int
+    state: int
 
 
-def likeness(point: MemoryPoint) -> tuple[object, ...]:
-    """What moments of one program at several lengths share: the label, and what the other blocks hold."""
-    held = (bool(poly) for poly in (*point.block_activations, *point.block_gradients))
-    return (point.label, *held)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedPoint(MemoryPoint):
+    """A moment with its places; ``step`` is the number of its operation."""
+
+    step: int
+    places: tuple[Place, ...]
+
+
+def _placed_points(timeline: Timeline) -> tuple[MemoryPoint, ...]:
+    """Moments of all operations that make something; during any other one, no more is held than before it."""
+    marks, made = _landmarks(timeline), _made(timeline)
+    steps = [n for n in range(1, timeline.count + 1) if n in made or n - 1 in marks]
+    kinds = {n: (bisect.bisect_left(marks, n), tuple(sorted(made.get(n, ())))) for n in steps}
+    totals, seen, points = Counter(kinds.values()), Counter[object](), []
+    for n, kind in kinds.items():
+        before, after = seen[kind], totals[kind] - seen[kind] - 1
+        seen[kind] += 1
+        for state, moment in enumerate(_moments(timeline, n)):
+            ends = [Place(*kind, from_end=False, nth=before, state=state)] if before <= after + 1 else []
+            ends += [Place(*kind, from_end=True, nth=after, state=state)] if after <= before + 1 else []
+            points.append(PlacedPoint(step=n, places=tuple(ends), **_parts_of(moment.point(timeline))))
+    return tuple(points)
+
+
+def _made(timeline: Timeline) -> dict[int, list[tuple[Term, str]]]:
+    """What every operation allocates: sizes and categories."""
+    made: dict[int, list[tuple[Term, str]]] = {}
+    for allocation, category in zip(timeline.allocations, timeline.category, strict=True):
+        made.setdefault(allocation.birth, []).append((allocation.size, category))
+    return made
+
+
+def _parts_of(point: MemoryPoint) -> dict[str, Any]:
+    return {part.name: getattr(point, part.name) for part in fields(point)}
+
+
+def _landmarks(timeline: Timeline) -> list[int]:
+    """Numbers of operations seen at the landmarks, in order; the same landmarks at every length."""
+    recording = timeline.recording
+    recomputed: dict[object, list[int]] = {}
+    logits = []
+    for made in recording.allocations:
+        if made.phase == "recompute":
+            recomputed.setdefault(made.block, []).append(made.birth)
+        if made.logits:
+            logits.append(made.birth)
+    spans = [edge for births in recomputed.values() for edge in (min(births) - 1, max(births))]
+    edges = [*recording.entered.values(), recording.forward_end, *recording.backed.values(), *spans, *logits]
+    return sorted([0, *edges, timeline.count])
 
 
 class _Moment:

@@ -7,7 +7,17 @@ from functools import cache
 import numpy as np
 import pytest
 
-from calibration.fit import _linearised, fit_memory, fit_profile, fit_time, in_session, solve
+from calibration import fit as fit_module
+from calibration.fit import (
+    HOST_REPEAT_LOG,
+    _linearised,
+    _noise_at,
+    fit_memory,
+    fit_profile,
+    fit_time,
+    in_session,
+    solve,
+)
 from calibration.rows import REPEAT_FLOOR_LOG, memory_of, noise_log, time_rows, usable
 from profiles.files import SHIPPED
 from profiles.machines import parse_machine
@@ -15,7 +25,15 @@ from profiles.schema import Fit, Measurement, Recipe
 from profiles.store import load_workload, read_profile
 from simulator.components import COMPONENTS, INDEX, group_mask
 from simulator.rates import datasheet_profile, datasheet_rates
-from simulator.steptime import log_factors, predictive_sd, prior_sd, step_times
+from simulator.steptime import (
+    COMPILED_SD_LOG,
+    gradient,
+    host_share,
+    log_factors,
+    predictive_sd,
+    prior_sd,
+    step_times,
+)
 
 MODELS = ("pythia-160m", "pythia-410m")
 NOISE = 0.01
@@ -410,3 +428,51 @@ def test_the_jacobian_of_the_fit_is_numeric_differentiation_sessions_included():
     assert (jacobian[:4, -1] > 0).all()
     assert not jacobian[4:, -1].any()
     assert residual[4:] == pytest.approx(np.zeros(4), abs=0.05)
+
+
+def moved_by_a_wrong_row(calm, place):
+    """How far a row that is 30 % too slow moves any GPU component's factor."""
+    wrong = [replace(r, step_s=r.step_s * 1.3) if i == place else r for i, r in enumerate(calm)]
+    before, after = (log_factors(fit_profile(some, workloads(), rates())) for some in (calm, wrong))
+    return float(np.abs((after - before)[group_mask("gpu")]).max())
+
+
+def test_a_wrong_row_moves_the_gpus_factors_less_where_the_host_decides():
+    gpu = [Recipe(micro_batch=b, seq=2048) for b in (16, 24, 32, 48, 64, 64)]
+    calm = records([*gpu, *host_bound(6, 40)], truth(), noise=0.0)
+    rows = time_rows(calm, workloads(), rates())
+    shares = host_share(gradient(rows.seconds, rows.grad_accum, truth()))
+    assert (shares[:6] < 0.05).all()
+    assert (shares[6:] > 0.95).all()
+    assert max(moved_by_a_wrong_row(calm, i) for i in range(6)) > 0.003
+    for place in range(6, 12):
+        assert moved_by_a_wrong_row(calm, place) < 0.2 * min(moved_by_a_wrong_row(calm, i) for i in range(6))
+
+
+def test_a_wrong_row_that_both_decide_counts_less_for_the_hosts_wandering(monkeypatch):
+    """Against the same fit in which the host is thought never to wander."""
+    mixed = [Recipe(micro_batch=b, seq=512, attention="sdpa") for b in (14, 16, 18, 20, 22, 24, 26, 28)]
+    calm = records(mixed, truth(), noise=0.0)
+    rows = time_rows(calm, workloads(), rates())
+    shares = host_share(gradient(rows.seconds, rows.grad_accum, truth()))
+    place = int(np.argmin(np.abs(shares - 0.5)))
+    assert 0.3 < shares[place] < 0.7
+    told = moved_by_a_wrong_row(calm, place)
+    monkeypatch.setattr(fit_module, "HOST_REPEAT_LOG", 0.0)
+    assert told < 0.9 * moved_by_a_wrong_row(calm, place)
+
+
+def test_a_rows_noise_holds_the_hosts_wandering_as_far_as_the_host_decides():
+    """By hand, with no spread of the record's own: the repeat floor joined with 6 % of the host's share."""
+    still = {"step_s_low": None, "step_s_high": None}
+    made = records([Recipe(micro_batch=64, seq=2048), *host_bound(1, 41)], noise=0.0)
+    some = [replace(r, **still) for r in made]
+    rows = time_rows(some, workloads(), rates())
+    shares = gradient(rows.seconds, rows.grad_accum, truth())
+    gpu, host = _noise_at(rows, shares)
+    assert gpu == pytest.approx(REPEAT_FLOOR_LOG, rel=0.05)
+    assert host == pytest.approx(math.hypot(REPEAT_FLOOR_LOG, HOST_REPEAT_LOG), rel=0.05)
+    compiled = replace(some[0], recipe=replace(some[0].recipe, compile="on"))
+    rows = time_rows([compiled], workloads(), rates())
+    (open_,) = _noise_at(rows, gradient(rows.seconds, rows.grad_accum, truth()))
+    assert open_ >= math.hypot(REPEAT_FLOOR_LOG, COMPILED_SD_LOG)

@@ -12,6 +12,7 @@ from profiles.schema import Rate
 from profiles.store import load_workload, read_profile
 from simulator.components import (
     COMPONENTS,
+    FP32_HALF_K,
     INDEX,
     POWER_DROP,
     SLOWER_BY_WIDTH,
@@ -262,3 +263,41 @@ def test_a_compiler_fuses_eager_attention_where_nothing_casts():
     assert seconds(eager) == pytest.approx(seconds(replace(eager, attention="sdpa")))
     for other in (replace(eager, precision="bf16"), replace(eager, precision="fp32"), replace(eager, compile="off")):
         assert seconds(other).sum() > 1.05 * seconds(replace(other, attention="sdpa")).sum()
+
+
+def test_short_contractions_cost_fp32_products_a_third_of_what_they_cost_tf32_ones():
+    """The closed form of the rate's loss: (1 + h / k) of the time, from the trace's own contractions."""
+    half_k = 200.0
+    for precision, product, half in (("tf32", "tf32", half_k), ("fp32", "fp32", half_k * FP32_HALF_K)):
+        choice = replace(PLAIN, precision=precision)
+        name = f"matmul.{product}.aligned"
+        short, flat = (
+            of(seconds(choice, ideal(**{**FLAT, "matmul32_half_k": value, "matmul32_half_tiles": 0.0})), name)
+            for value in (half_k, 0.0)
+        )
+        lost = 0.0
+        for op in variant_for(workload(), choice).ops:
+            if op.kind == "matmul":
+                blocks = DEPTH if op.stack >= 0 else 1
+                lost = lost + evaluate(op.flops, SIZES) * blocks / evaluate(op.dims[3], SIZES)
+        rate = probed()[f"matmul_{product}_flops_per_s"].value
+        assert (lost > 0).all()
+        assert short - flat == pytest.approx(lost * half / rate, rel=1e-6)
+    assert pytest.approx(FP32_HALF_K, abs=0.02) == 47 / 150, "lengths at which batched products halve"
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full", "every_3"])
+def test_what_a_compiler_fuses_is_fused_again_when_recomputed(checkpointing):
+    eager = replace(PLAIN, precision="bf16_pure", attention="eager", compile="on", checkpointing=checkpointing)
+    assert (seconds(eager) == seconds(replace(eager, attention="sdpa"))).all()
+
+
+def test_without_a_fused_variant_a_compiler_keeps_eager_attention():
+    eager = replace(PLAIN, precision="bf16_pure", attention="eager", compile="on")
+    whole = workload()
+    alone = replace(whole, variants=tuple(v for v in whole.variants if v.attention == "eager"))
+    table = component_seconds(alone, probed(), eager, SIZES)
+    off = component_seconds(whole, probed(), replace(eager, compile="off"), SIZES)
+    products = [i for name, i in INDEX.items() if name.startswith(("bmm", "matmul"))]
+    assert of(off, "bmm.16").all()
+    assert (table[:, products] == off[:, products]).all()

@@ -1,5 +1,7 @@
 """Step time from components: derivatives by finite differences, bounds, monotony, and the covariance's fallback."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from simulator.steptime import (
     COMPILED_SD_LOG,
     HOST_COLUMNS,
     covariance,
+    form_sd,
     gradient,
     host_share,
     log_factors,
@@ -205,3 +208,29 @@ def test_compiled_steps_are_less_certain():
     compiled[:, INDEX["compiled.floor"]] = 1e-12
     sds = [predictive_sd(t, np.ones(1), Fit(), RATES)[0] for t in (plain, compiled)]
     assert sds[1] == pytest.approx(np.hypot(sds[0], COMPILED_SD_LOG), rel=1e-6)
+
+
+def test_the_hosts_wandering_reaches_the_step_as_far_as_the_host_decides():
+    """Monte Carlo: all host time of a step scaled by one log-normal factor, over steps that it decides more or less."""
+    wandering = 0.02
+    fit = Fit(noise_sd_log=0.0, host_sd_log=wandering)
+    draws = np.exp(np.random.default_rng(6).normal(0.0, wandering, 20_000))
+    for host_s in (0.6, 0.8, 1.0, 1.3, 4.0):
+        table = one_row(1.0, host_s)
+        many = np.repeat(table, len(draws), axis=0)
+        many[:, HOST_COLUMNS] *= draws[:, None]
+        strayed = np.log(step_times(many, np.ones(len(draws)), np.zeros(COUNT)).step_s).std()
+        known = [predictive_sd(table, np.ones(1), replace(fit, host_sd_log=s), RATES)[0] for s in (wandering, 0.0)]
+        assert np.sqrt(known[0] ** 2 - known[1] ** 2) == pytest.approx(strayed, rel=0.02)
+
+
+def test_the_form_is_open_in_the_rows_that_are_compiled_and_in_no_others():
+    table = np.ones((3, COUNT))
+    table[1, INDEX["compiled.floor"]] = 0.0
+    assert form_sd(table).tolist() == [COMPILED_SD_LOG, 0.0, COMPILED_SD_LOG]
+
+
+def test_the_host_decides_between_nothing_and_everything():
+    table = np.concatenate([one_row(1.0, 0.0), one_row(1.0, 1.0), one_row(1e-6, 1.0)])
+    share = host_share(gradient(table, np.ones(3), np.zeros(COUNT)))
+    assert share == pytest.approx([0.0, 0.5, 1.0])
