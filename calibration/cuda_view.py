@@ -171,6 +171,8 @@ def _math_attention(
             keep = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
             mask = torch.zeros(keep.shape, dtype=query.dtype).masked_fill(~keep, float("-inf"))
         scores = (query * factor) @ (key.transpose(-2, -1) * factor)
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, float("-inf"))
         if mask is not None:
             scores = scores.add_(mask)
         weights = torch.softmax(scores, -1)

@@ -39,13 +39,17 @@ Scores = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowError:
-    """One scored row: seconds a step, measured and predicted, the sd of the prediction's log, and what bounds it."""
+    """One scored row: seconds a step, measured and predicted.
+
+    ``half_width`` is half the log width of its interval; ``in_cell`` says whether it is one of the exhaustive cell.
+    """
 
     model: str
     measured_s: float
     predicted_s: float
     half_width: float
     host_bound: bool
+    in_cell: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +190,15 @@ def _rows(split: Split) -> Iterator[RowError]:
             predicted_s=float(predicted[i]),
             half_width=float(fit.interval_scale * sd[i]),
             host_bound=bool(bound[i]),
+            in_cell=_in_cell(record),
         )
+
+
+def _in_cell(record: Measurement) -> bool:
+    """Pythia-410M at length 2048 and global batch 48 with fused AdamW."""
+    recipe = record.recipe
+    batch = recipe.micro_batch * recipe.grad_accum
+    return (record.model, recipe.seq, batch, recipe.optimizer) == ("pythia-410m", 2048, 48, "adamw_fused")
 
 
 def _levels(rows: Sequence[RowError]) -> Iterator[tuple[str, float, float]]:

@@ -90,31 +90,19 @@ def _attention_specs() -> list[RateSpec]:
     table = {("16", "forward"): 0.42, ("16", "backward"): 0.33, ("32", "forward"): 0.30, ("32", "backward"): 0.22}
     wider = {64: 0.9, 128: 1.0, 256: 0.85}
     tails = {("16", "forward"): 290.0, ("16", "backward"): 490.0, ("32", "forward"): 117.0, ("32", "backward"): 150.0}
-    return (
-        [
-            RateSpec(name=f"attention_{bits}_{phase}_tail", of=_constant(tail, 64.0), sd_log=0.3, basis="as on an H200")
-            for (bits, phase), tail in tails.items()
-        ]
-        + [
-            RateSpec(
-                name=f"attention_{bits}_{phase}_hd{size}_flops_per_s",
-                of=_best_16(e * wider[size]) if bits == "16" else _peak("fp32_flops_per_s", e * wider[size]),
-                sd_log=0.3,
-                basis=f"{'16-bit' if bits == '16' else 'fp32'} peak × {e * wider[size]:.2f}",
-            )
-            for (bits, phase), e in table.items()
-            for size in HEAD_SIZES
-        ]
-        + [
-            RateSpec(
-                name=f"attention_bias16_{phase}_flops_per_s",
-                of=_best_16(e),
-                sd_log=0.4,
-                basis=f"16-bit peak × {e}, from T5 runs on an H200",
-            )
-            for phase, e in (("forward", 0.08), ("backward", 0.016))
-        ]
-    )
+    return [
+        RateSpec(name=f"attention_{bits}_{phase}_tail", of=_constant(tail, 64.0), sd_log=0.3, basis="as on an H200")
+        for (bits, phase), tail in tails.items()
+    ] + [
+        RateSpec(
+            name=f"attention_{bits}_{phase}_hd{size}_flops_per_s",
+            of=_best_16(e * wider[size]) if bits == "16" else _peak("fp32_flops_per_s", e * wider[size]),
+            sd_log=0.3,
+            basis=f"{'16-bit' if bits == '16' else 'fp32'} peak × {e * wider[size]:.2f}",
+        )
+        for (bits, phase), e in table.items()
+        for size in HEAD_SIZES
+    ]
 
 
 def _bandwidth_specs() -> list[RateSpec]:

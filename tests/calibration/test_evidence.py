@@ -47,7 +47,7 @@ def workload_of(record):
 
 
 def row(ratio, half_width=0.2, host=False):
-    return RowError(model="m", measured_s=1.0, predicted_s=ratio, half_width=half_width, host_bound=host)
+    return RowError(model="m", measured_s=1.0, predicted_s=ratio, half_width=half_width, host_bound=host, in_cell=False)
 
 
 def test_levels_scale_the_half_width_as_a_normal_distribution_does():

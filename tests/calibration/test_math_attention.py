@@ -25,6 +25,15 @@ def test_it_computes_what_torchs_own_math_kernel_does(heads, key_heads, causal, 
     assert torch.allclose(told, real, atol=1e-5 if dtype == torch.float32 else 2e-2)
 
 
+def test_a_mask_of_truths_keeps_what_is_true():
+    torch.manual_seed(1)
+    query = torch.randn(1, 2, 5, 8)
+    mask = torch.ones(1, 2, 5, 5, dtype=torch.bool).tril()
+    with sdpa_kernel(SDPBackend.MATH):
+        real = scaled_dot_product_attention(query, query, query, mask)
+    assert torch.allclose(_math_attention(query, query, query, mask, 0.0, False, None), real, atol=1e-6)
+
+
 def test_a_row_of_which_everything_is_masked_gives_zeros():
     query = torch.randn(1, 1, 3, 8)
     mask = torch.zeros(1, 1, 3, 3)
