@@ -15,8 +15,7 @@ from calibration.fit import fit_time
 from calibration.rows import TimeRows, calibrated_range, memory_within, seconds_of, time_rows
 from profiles.records import measurement_identity
 from profiles.schema import Measurement, Profile, Workload
-from simulator.case import Case
-from simulator.outlook import memory_limit_bytes
+from simulator.outlook import device_limit_bytes
 from simulator.steptime import covariance, log_factors, step_times
 
 FloatArray = NDArray[np.float64]
@@ -94,8 +93,8 @@ def table_of(records: Sequence[Measurement], workloads: Mapping[str, Workload], 
         make_trial(workloads[r.model], r.recipe, profile, "cuda", MEASURE_S, float(s))
         for r, s in zip(records, step_s, strict=True)
     )
-    limits = [memory_limit_bytes(Case(workload=workloads[r.model], profile=profile)) for r in records]
-    memories = [memory_within(r, workloads[r.model], profile.fit, m) for r, m in zip(records, limits, strict=True)]
+    limit = device_limit_bytes(profile.machine)
+    memories = [memory_within(r, workloads[r.model], profile.fit, limit) for r in records]
     ran = [i for i, r in enumerate(records) if r.status == "ok" and r.step_s]
     place = np.full(len(records), -1, dtype=np.intp)
     place[ran] = np.arange(len(ran))
@@ -111,7 +110,7 @@ def table_of(records: Sequence[Measurement], workloads: Mapping[str, Workload], 
         workloads=workloads,
         profile=profile,
         pool=pool,
-        closed=tuple(i for i, m in enumerate(memories) if m.peak_bytes_high[0] > EDGE * limits[i]),
+        closed=tuple(i for i, m in enumerate(memories) if m.peak_bytes_high[0] > EDGE * limit),
         rows=time_rows(records, workloads, profile.rates),
         place=place,
     )

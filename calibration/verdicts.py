@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from calibration.rows import memory_within
 from profiles.schema import Measurement, Profile, Workload
-from simulator.case import Case
-from simulator.outlook import memory_limit_bytes
+from simulator.outlook import device_limit_bytes
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -49,7 +48,7 @@ def verdicts_of(records: Sequence[Measurement], workloads: Mapping[str, Workload
 
 def limit_bytes(profile: Profile) -> float:
     """What one process may use on the profile's device."""
-    return float(memory_limit_bytes(Case(workload=None, profile=profile)))  # type: ignore[arg-type]  # needs no model
+    return float(device_limit_bytes(profile.machine))
 
 
 def oom_scores(verdicts: Verdicts) -> dict[str, object]:

@@ -12,7 +12,7 @@ from profiles.schema import Fit, Recipe
 from simulator.calibrated import beyond, beyond_sd_log, with_measured
 from simulator.case import Case
 from simulator.components import Choice
-from simulator.gain import Candidates, after, gain
+from simulator.gain import after, gain
 from simulator.outlook import Outlook, memory_limit_bytes, outlook, sizes_of
 from simulator.recipes import check
 from simulator.results import Extra
@@ -36,7 +36,6 @@ class _Rows:
         grad_accum = np.concatenate([view.grad_accum for view in views])
         self.case, self.recipes = case, recipes
         self.fits = np.array([bool(v.memory.peak_bytes_high[0] <= memory_limit_bytes(case)) for v in views])
-        self.step_s = np.concatenate([view.times.step_s for view in views])
         self.shares = gradient(seconds, grad_accum, log_factors(fit))
         whole = predictive_sd(seconds, grad_accum, fit, rates) ** 2
         self.noise_variance = np.maximum(whole - self.parameters(covariance(fit, rates)), REPEAT_SD_LOG**2)
@@ -59,17 +58,16 @@ class _Rows:
 def coverage(case: Case, answer: Sequence[Recipe], count: int = COUNT) -> tuple[Extra, ...]:
     """Up to ``count`` runs on this machine that together narrow the interval of the answer's recipes most, best first.
 
-    Each is chosen by how much variance it takes out of the answer given those before it: of the log factors by the
-    formula that calibration chooses its runs with, and of what lies beyond the calibrated range by covering it.
+    Each is chosen by how much variance it takes out of the answer given those before it: of the log factors, and of
+    what lies beyond the calibrated range by covering it. Calibration, which is for a whole space, chooses otherwise.
     """
     targets, runs = _Rows(case, answer), _Rows(case, list(dict.fromkeys(_candidates(case, answer))))
     fit, known = case.profile.fit, covariance(case.profile.fit, case.profile.rates)
     noise = np.sqrt(runs.noise_variance)
-    candidates = Candidates(shares=runs.shares, noise=noise, cost_s=runs.step_s)
     chosen: list[Extra] = []
     before, open_ = targets.factor(known, fit), runs.fits.copy()
     while len(chosen) < count and open_.any():
-        worth = gain(candidates, targets.shares, known) + _closed(case, runs, targets, fit)
+        worth = gain(runs.shares, noise, targets.shares, known) + _closed(case, runs, targets, fit)
         best = int(np.argmax(np.where(open_, worth, -np.inf)))
         open_ &= ~np.array([_alike(runs.recipes[best], recipe) for recipe in runs.recipes])
         closes = tuple(beyond(case, runs.recipes[best], fit))

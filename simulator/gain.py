@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """Rows: what measuring a candidate would show of the log factors (``shares``), its noise, and its cost."""
+def gain(shares: FloatArray, noise: FloatArray, targets: FloatArray, covariance: FloatArray) -> FloatArray:
+    """Mean reduction of the targets' predictive variance by measuring each candidate, shape (candidates,).
 
-    shares: FloatArray
-    noise: FloatArray
-    cost_s: FloatArray
-
-
-def gain(candidates: Candidates, targets: FloatArray, covariance: FloatArray) -> FloatArray:
-    """Mean reduction of the targets' predictive variance by measuring each candidate.
-
-    With S the covariance and x a candidate's shares, measuring it takes S x xᵀ S / (noise² + xᵀ S x) away.
+    ``shares`` and ``targets`` have a row a recipe: ∂ log step time / ∂ log factor; ``noise`` is the candidates' own
+    standard deviation on the log. With S the covariance of the log factors and x a candidate's shares, measuring it
+    takes S x xᵀ S / (noise² + xᵀ S x) away.
     """
-    known = candidates.shares @ covariance
+    known = shares @ covariance
     reach = targets @ known.T
-    variance = candidates.noise**2 + np.einsum("ij,ij->i", known, candidates.shares)
+    variance = noise**2 + np.einsum("ij,ij->i", known, shares)
     reduction: FloatArray = np.mean(reach**2, axis=0) / variance
     return reduction
 

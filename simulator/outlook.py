@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import InvalidInputError
-from profiles.schema import Fit, Measurement, Provenance, Recipe, Workload
+from profiles.schema import Fit, Machine, Measurement, Provenance, Recipe, Workload
 from simulator import money
 from simulator.calibrated import beyond
 from simulator.case import Case
@@ -159,8 +159,12 @@ def _require_believable(case: Case, recipe: Recipe, mfu: float | None) -> None:
 
 
 def memory_limit_bytes(case: Case) -> int:
-    """What one process may use on the device: its whole memory; on a CPU, the host's."""
-    machine = case.machine
+    """What one process may use on the case's device, see ``device_limit_bytes``."""
+    return device_limit_bytes(case.machine)
+
+
+def device_limit_bytes(machine: Machine) -> int:
+    """What one process may use on a machine's device: its whole memory; on a CPU, the host's."""
     if machine.gpu.kind == "cpu" and machine.host_memory_bytes:
         return machine.host_memory_bytes
     return machine.gpu.memory_bytes
