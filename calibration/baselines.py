@@ -30,12 +30,13 @@ def scores(split: Split, rows: TimeRows) -> dict[str, dict[str, Any]]:
     """
     fitted = time_rows(split.fitted, split.workloads, split.profile.rates)
     measured = np.exp(rows.log_step)
-    cells = cells_of(rows.measurements, split.workloads)
+    every = time_rows((*split.own, *split.scored), split.workloads, split.profile.rates)
+    cells = cells_of(every.measurements, split.workloads)
     results = {}
     for name, baseline in BASELINES.items():
         if len(fitted) or name in UNFITTED:
             predicted = baseline(split, fitted, rows)
-            regret = regret_scores(cells, by_prediction(predicted), if_ran)
+            regret = regret_scores(cells, by_prediction(baseline(split, fitted, every)), if_ran)
             results[name] = {**errors(predicted, measured), "regret": regret}
     return results
 

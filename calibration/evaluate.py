@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,7 +44,8 @@ DRAWS = 5
 class Split:
     """Records to fit on and records to score, with the workloads of both and the profile the fit starts from.
 
-    ``alternatives``: where the fitted rows were chosen from the table, as many drawn from it at random, several times.
+    ``own`` are the fitted rows that were chosen from the table itself: nothing is scored on them, but a recipe among
+    them can be picked, and be the best. ``alternatives``: as many drawn from the table at random, several times.
     """
 
     fitted: tuple[Measurement, ...]
@@ -52,6 +53,7 @@ class Split:
     workloads: Mapping[str, Workload]
     profile: Profile
     problems: tuple[str, ...] = ()
+    own: tuple[Measurement, ...] = ()
     alternatives: tuple[tuple[Measurement, ...], ...] = ()
 
 
@@ -81,8 +83,24 @@ def evaluate(
     if not any(record.status == "ok" and record.step_s for record in split.scored):
         raise InvalidInputError(f"table {table}", ["no row that ran is left to score", *split.problems])
     again = [row.measurement for path in repeats for row in read_table(path).rows]
+    split = replace(split, problems=(*split.problems, *_seen_before(split)))
     told = score_split(split, again=again, baselines=baselines, ablate=ablate)
     return {"table": str(table.name), "prior": prior, **told}
+
+
+def _seen_before(split: Split) -> Iterator[str]:
+    """How many rows to score the starting profile was fitted to itself; nothing where it starts without a fit."""
+    if not split.profile.fit.measurements:
+        return
+    from calibration.calibrate import journal_path, known_records
+
+    known = set(known_records(split.profile, journal_path(split.profile.machine.name)))
+    seen = sum(record in known for record in split.scored)
+    if seen:
+        yield (
+            f"{seen} of {len(split.scored)} scored rows are records that the profile of {split.profile.machine.name} "
+            "was fitted to: these are no predictions; --prior probes starts without that fit"
+        )
 
 
 def fit_of(split: Split) -> Fit:
@@ -131,22 +149,27 @@ def _time(rows: TimeRows, split: Split, fit: Fit, again: Sequence[Measurement]) 
 def _memory_and_choice(split: Split, fit: Fit) -> dict[str, object]:
     """Scores of memory, of the verdicts, and of the recipes picked by both models together."""
     profile = replace(split.profile, fit=fit)
-    records = decided(split.scored)
-    verdicts = verdicts_of(records, split.workloads, profile)
-    ranking = by_prediction(predict_steps(records, split.workloads, profile))
+    scored, known = decided(split.scored), recipes_of(split)
+    everything = verdicts_of(known, split.workloads, profile)
+    ranking = by_prediction(predict_steps(known, split.workloads, profile))
     return {
         "memory": memory_scores(split.scored, split.workloads, fit),
         "memory_reserved": reserved_scores(split.scored, split.workloads, fit, limit_bytes(profile)),
-        "oom": oom_scores(verdicts),
-        "regret": regret_scores(cells_of(records, split.workloads), ranking, if_called_fitting(verdicts.fits)),
+        "oom": oom_scores(verdicts_of(scored, split.workloads, profile)),
+        "regret": regret_scores(cells_of(known, split.workloads), ranking, if_called_fitting(everything.fits)),
     }
+
+
+def recipes_of(split: Split) -> list[Measurement]:
+    """The table's records that say whether their recipe fits, fitted ones too: what a choice is made among."""
+    return decided((*split.own, *split.scored))
 
 
 def _baselines(split: Split, rows: TimeRows, wanted: bool) -> dict[str, object]:
     """Scores of the yardsticks on the same rows: of time, of choice without a time, and of memory."""
     if not wanted:
         return dict.fromkeys(("baselines", "choice_baselines", "memory_baselines"))
-    cells: tuple[Cell, ...] = cells_of(decided(split.scored), split.workloads)
+    cells: tuple[Cell, ...] = cells_of(recipes_of(split), split.workloads)
     closed = closed_form.closed_form_scores(split.scored, split.workloads, split.profile)
     return {
         "baselines": simple.scores(split, rows),
@@ -180,23 +203,48 @@ def _split(
     all_rows = [row for one in (*others, read) for row in one.rows]
     profile = starting_profile(_one_machine(table, all_rows), prior)
     workloads = workloads_of(all_rows)
-    own, outside = _kept([read], workloads, profile), _kept(others, workloads, profile)
-    chosen = _choices(own, workloads, profile, calibrate, seed, choose)
-    fitted = (*outside, *chosen[0])
-    scored, repeated = _unseen(own, chosen[0], outside)
     problems = [problem for one in (read, *others) for problem in one.problems]
-    if repeated:
-        problems.append(f"{repeated} rows are of recipes that were fitted and are not scored")
+    own, outside = _kept([read], workloads, profile, problems), _kept(others, workloads, profile, problems)
+    split = split_records(own, workloads, profile, calibrate, seed=seed, choose=choose, outside=outside)
+    return replace(split, problems=(*problems, *split.problems))
+
+
+def split_records(
+    records: Sequence[Measurement],
+    workloads: Mapping[str, Workload],
+    profile: Profile,
+    calibrate: int,
+    *,
+    seed: int = 0,
+    choose: str = AT_RANDOM,
+    outside: Sequence[Measurement] = (),
+) -> Split:
+    """Records of one table split into ``calibrate`` chosen ones and the rest; ``outside`` are fitted as well.
+
+    Recipes that are fitted are not scored, whichever record they come from.
+    """
+    chosen = _choices(records, workloads, profile, calibrate, seed, choose)
+    scored, repeated = _unseen(records, chosen[0], outside)
+    problem = f"{repeated} rows are of recipes that were fitted and are not scored"
     return Split(
-        fitted=fitted, scored=scored, workloads=workloads, profile=profile, problems=tuple(problems),
+        fitted=(*outside, *chosen[0]),
+        scored=scored,
+        workloads=workloads,
+        profile=profile,
+        problems=(problem,) if repeated else (),
+        own=chosen[0],
         alternatives=tuple((*outside, *drawn) for drawn in chosen[1:]),
-    )  # fmt: skip
+    )
 
 
-def _kept(tables: Sequence[Table], workloads: Mapping[str, Workload], profile: Profile) -> tuple[Measurement, ...]:
-    """The records that the model has something to say of, through the physics gate."""
+def _kept(
+    tables: Sequence[Table], workloads: Mapping[str, Workload], profile: Profile, problems: list[str]
+) -> tuple[Measurement, ...]:
+    """The records that the model has something to say of; what the physics gate refuses is told in ``problems``."""
     records = [row.measurement for one in tables for row in one.rows]
-    return tuple(gated(r, workloads[r.model], profile) for r in records if usable(r, workloads, profile))
+    judged = [(r, gated(r, workloads[r.model], profile)) for r in records if usable(r, workloads, profile)]
+    problems += [now.reason for was, now in judged if now.status != was.status and now.reason]
+    return tuple(now for _, now in judged)
 
 
 def _choices(

@@ -14,10 +14,12 @@ from calibration.evaluate import (
     fit_of,
     leave_one_model_out,
     score_split,
+    split_records,
     starting_profile,
 )
 from calibration.policies import table_of
-from calibration.replay import COUNTS, choose_rows, replay_table
+from calibration.repeats import repeat_class, repeats_of
+from calibration.replay import COUNTS, replay_table
 from calibration.rows import time_rows
 from calibration.scores import host_bound, predict_rows
 from profiles.files import SHIPPED
@@ -95,7 +97,7 @@ def gather() -> Evidence:
     records = read_measurements(TRUTH)
     workloads = _workloads(records)
     profile = starting_profile(MACHINE, "probes")
-    split = chosen_split(records, workloads, profile)
+    split = split_records(records, workloads, profile, RUNS, choose="adaptive")
     rows = tuple(_rows(split))
     return Evidence(
         pooled=score_split(split, again=read_measurements(REPEATS), baselines=True, ablate=True),
@@ -119,21 +121,6 @@ def _workloads(records: Sequence[Measurement]) -> dict[str, Workload]:
     from calibration.question import load_or_trace
 
     return {name: load_or_trace(name) for name in sorted({r.model for r in records})}
-
-
-def chosen_split(
-    records: Sequence[Measurement], workloads: Mapping[str, Workload], profile: Profile, runs: int = RUNS
-) -> Split:
-    """The records split into those that calibration would choose and the rest, with random choices beside them."""
-    picked = choose_rows("adaptive", records, workloads, profile, runs)
-    drawn = [choose_rows("random", records, workloads, profile, len(picked), seed) for seed in range(5)]
-    return Split(
-        fitted=tuple(records[i] for i in picked),
-        scored=tuple(r for i, r in enumerate(records) if i not in set(picked)),
-        workloads=workloads,
-        profile=profile,
-        alternatives=tuple(tuple(records[i] for i in places) for places in drawn),
-    )
 
 
 def _beyond(
@@ -160,14 +147,12 @@ def _beyond(
 
 
 def _repeats_gpu_bound(records: Sequence[Measurement], again: Sequence[Measurement], split: Split) -> tuple[int, int]:
-    """How many repeated recipes the model calls GPU-bound, and how many of those ran again within 3 %."""
-    first = {measurement_identity(r): r for r in records if r.status == "ok"}
-    pairs = [(first[k], r) for r in again if r.status == "ok" and (k := measurement_identity(r)) in first]
-    rows = time_rows([one for one, _ in pairs], split.workloads, split.profile.rates)
-    bound = host_bound(rows, fit_of(split))
-    calm = [pair for pair, host in zip(pairs, bound, strict=True) if not host]
-    near = [max(a, b) <= 1.03 * min(a, b) for a, b in ((one.step_s or 0.0, two.step_s or 0.0) for one, two in calm)]
-    return len(calm), sum(near)
+    """How many repeated recipes the model calls GPU-bound, and how many of those repeat."""
+    known = repeats_of([*records, *again])
+    first = {name: r for r in records if r.status == "ok" and (name := measurement_identity(r)) in known}
+    rows = time_rows(list(first.values()), split.workloads, split.profile.rates)
+    calm = [r for r, host in zip(rows.measurements, host_bound(rows, fit_of(split)), strict=True) if not host]
+    return len(calm), sum(repeat_class(r, known) == "repeatable" for r in calm)
 
 
 def _alone(
@@ -175,7 +160,8 @@ def _alone(
 ) -> dict[str, object]:
     """Scores of a calibration of one model; half of its records where there are fewer than twice the runs."""
     own = [r for r in records if r.model == model]
-    return score_split(chosen_split(own, {model: workloads[model]}, profile, min(RUNS, len(own) // 2)))
+    runs = min(RUNS, len(own) // 2)
+    return score_split(split_records(own, {model: workloads[model]}, profile, runs, choose="adaptive"))
 
 
 def _rows(split: Split) -> Iterator[RowError]:

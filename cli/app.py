@@ -170,7 +170,11 @@ def evaluate(
         str, typer.Option(metavar="P", help="Where the fit starts: profile, probes or datasheet.")
     ] = "profile",
     choose: Annotated[
-        str, typer.Option(metavar="P", help="How the N rows are picked: random, or adaptive as calibrate does.")
+        str,
+        typer.Option(
+            metavar="P",
+            help="How the N rows are picked: random, or by a policy such as adaptive.",
+        ),
     ] = "random",
     repeats: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="More runs of the same recipes, for the noise floor.")

@@ -72,7 +72,7 @@ def _share(fraction: float) -> str:
 
 
 ERRORS: tuple[Column, ...] = (
-    ("n", "n", str),
+    ("n", "n", lambda count: f"{count:.0f}"),
     ("MAPE", "mape", human.percent),
     ("median", "median", human.percent),
     ("p95", "p95", human.percent),

@@ -252,3 +252,24 @@ def test_chosen_rows_are_those_of_the_policy():
     assert chosen == again
     assert (chosen["fitted"], chosen["scored"]) == (8, len(read_measurements(table)) - 8)
     assert chosen["step_time"] != evaluate(table, calibrate=8, prior="probes")["step_time"]
+
+
+def test_a_profile_scored_on_its_own_records_says_so():
+    """All of the ground truth is in the shipped fit; from probes nothing is."""
+    table = SHIPPED / "measured/1xH200/truth.jsonl"
+    told = evaluate(table)["problems"]
+    assert any("400 of 400 scored rows are records that the profile of 1xH200 was fitted to" in line for line in told)
+    assert not any("was fitted to" in line for line in evaluate(table, prior="probes")["problems"])
+
+
+def test_what_the_physics_gate_refuses_is_told(tmp_path):
+    """A step of Pythia-410M in a microsecond."""
+    lines = (SHIPPED / "measured/1xH200/held_out.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    fast = next(r for r in records if r["status"] == "ok")
+    fast |= {"step_s": 1e-6, "step_s_low": 1e-6, "step_s_high": 1e-6, "samples_s": []}
+    table = tmp_path / "fast.jsonl"
+    table.write_text("".join(json.dumps(r) + "\n" for r in records))
+    told = evaluate(table, prior="probes")
+    assert told["step_time"]["n"] == sum(r["status"] == "ok" for r in records) - 1
+    assert any("FLOP/s" in line for line in told["problems"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calibration import evidence, report
-from calibration.evaluate import Split
+from calibration.evaluate import Split, split_records
 from calibration.evidence import LEVELS, SEEDS, RowError, gather
 from calibration.policies import table_of
 from calibration.replay import replay_table
@@ -64,7 +64,8 @@ def test_levels_scale_the_half_width_as_a_normal_distribution_does():
 def test_the_chosen_rows_are_not_scored():
     own = [r for r in truth() if r.model == "vit-l16"]
     profile = evidence.starting_profile(evidence.MACHINE, "probes")
-    split = evidence.chosen_split(own, {"vit-l16": workload_of(own[0])}, profile, 8)
+    split = split_records(own, {"vit-l16": workload_of(own[0])}, profile, 8, choose="adaptive")
+    assert split.own == split.fitted
     assert len(split.fitted) == 8
     assert len(split.scored) == len(own) - 8
     assert not {r.recipe for r in split.fitted} & {r.recipe for r in split.scored}
