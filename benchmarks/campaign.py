@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.held_out import measure
+from benchmarks.orders import measure
 from calibration.calibrate import calibrate, journal_path, refit
 from calibration.question import build_case, load_or_trace
 from calibration.verify import verify
@@ -65,7 +65,7 @@ def main() -> None:
     if options.budget:
         calibrate(options.models.split(","), budget_s=options.budget, on_progress=tell)
     if options.extra:
-        measure(options.extra, journal_path(options.machine), 1e9, 1.2)
+        measure(options.extra, journal_path(options.machine), budget_s=1e9, measure_s=1.2)
         refitted(options.machine)
     for model in filter(None, options.verify.split(",")):
         verified(model, options.machine)
@@ -73,7 +73,8 @@ def main() -> None:
         for path in (store.home() / folder).glob("*"):
             shutil.copy(path, options.out / path.name)
     if options.held_out:
-        measure(options.held_out, options.out / "held_out.jsonl", options.until - (time.monotonic() - BEGUN), 1.2)
+        left_s = options.until - (time.monotonic() - BEGUN)
+        measure(options.held_out, options.out / "held_out.jsonl", budget_s=left_s, measure_s=1.2)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, product
@@ -29,15 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from calibration.campaign import Journal
-from calibration.candidates import make_trial
+from benchmarks.orders import expected, measure
 from calibration.question import load_or_trace
-from calibration.trial import Trial, grouped
 from profiles.machines import parse_machine
 from profiles.schema import Recipe
 from simulator.case import Case
-from simulator.components import Choice
-from simulator.outlook import memory_limit_bytes, outlook, sizes_of
 from simulator.rates import datasheet_profile
 from simulator.recipes import check, recipe_of
 
@@ -46,8 +41,6 @@ SEED = 31
 CELL_MODEL, CELL_SEQ, CELL_BATCH = "pythia-410m", 2048, 48
 CELL_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
 CELL_PRECISIONS = ("bf16", "bf16_pure", "fp16")
-SOLVED_FROM = (1, 2)
-"""On one rank an accumulation of 1 takes the path of a larger one's first micro-batch, so 1 and 2 give the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +131,6 @@ class Draw:
         return micro_s <= MOST_MICRO_S and need <= most and (not near or abs(need - 1.0) <= NEAR)
 
 
-def expected(case: Case, recipe: Recipe) -> tuple[float, float]:
-    """Predicted seconds of a micro-batch, and predicted need as a share of the memory."""
-    sizes = sizes_of(case, recipe, np.array([recipe.micro_batch]))
-    view = outlook(case, Choice.of(recipe), sizes, np.array([float(recipe.grad_accum)]))
-    return float(view.times.micro_s[0]), float(view.memory.needed_bytes[0]) / memory_limit_bytes(case)
-
-
 def cell() -> list[list[Recipe]]:
     """The exhaustive cell: every legal combination at one global batch, one list per setting of a process."""
     return [
@@ -223,48 +209,6 @@ def draw_all(folder: Path) -> None:
         (folder / f"{name}.drawn.jsonl").write_text(lines)
 
 
-def read_orders(path: Path, measure_s: float) -> list[list[Trial]]:
-    """Trials to measure, in groups that may share a process."""
-    from calibration.machine import this_device, this_machine
-
-    device, profile = this_device(), datasheet_profile(this_machine())
-    groups: list[list[Trial]] = []
-    shared: list[Trial] = []
-    for line in path.read_text().splitlines():
-        order = json.loads(line)
-        workload, recipe = load_or_trace(order["model"]), Recipe(**order["recipe"])
-        trial = make_trial(workload, recipe, profile, device, measure_s, 2.0 * recipe.grad_accum)
-        trial = replace(trial, solved_from=SOLVED_FROM)
-        if order.get("alone"):
-            groups.append([trial])
-        else:
-            shared.append(trial)
-    return [*grouped(shared), *groups]
-
-
-def measure(path: Path, out: Path, budget_s: float, measure_s: float, warm: bool) -> int:
-    """Measure what is drawn, in its order, until the budget is spent; resumes. Returns how many records there are."""
-    from calibration.local import LocalMeasurer
-
-    begun, done = time.monotonic(), 0
-    journal = Journal(out)
-    with LocalMeasurer() as measurer:
-        for group in read_orders(path, measure_s):
-            left = [trial for trial in group if journal.find(trial) is None]
-            if not left or time.monotonic() - begun > budget_s:
-                continue
-            for record in measurer.measure_group(left):
-                journal.add(replace(record, compile_s=None) if warm else record)
-                done += 1
-                sys.stderr.write(
-                    f"{time.monotonic() - begun:5.0f} s {record.trial_s or 0:5.1f} {record.model} {record.status} "
-                    f"{record.step_s} {(record.reason or '')[:100]}\n"
-                )
-                if time.monotonic() - begun > budget_s:
-                    break
-    return done
-
-
 def warm_up(path: Path, processes: int) -> None:
     """Compile every drawn shape once, several at a time, for the kernels on disk alone."""
     lines = path.read_text().splitlines()
@@ -299,7 +243,9 @@ def main() -> None:
     elif options.command == "warm":
         warm_up(options.drawn, options.processes)
     else:
-        done = measure(options.drawn, options.out, options.budget, options.measure, options.warm)
+        done = measure(
+            options.drawn, options.out, budget_s=options.budget, measure_s=options.measure, warm=options.warm
+        )
         sys.stderr.write(f"{done} records\n")
 
 

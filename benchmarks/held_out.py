@@ -13,19 +13,15 @@ import argparse
 import dataclasses
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
-from calibration.campaign import Journal, measure_trial
-from calibration.candidates import make_trial
+from benchmarks.orders import expected, measure
 from calibration.question import load_or_trace
 from profiles.machines import parse_machine
 from profiles.schema import Recipe, Workload
 from simulator.case import Case
-from simulator.components import Choice
-from simulator.outlook import memory_limit_bytes, outlook, sizes_of
 from simulator.rates import datasheet_profile
 from simulator.recipes import check, recipe_of
 
@@ -71,32 +67,8 @@ def _random_recipe(random: np.random.Generator, workload: Workload, compile_: st
 
 
 def _wanted(case: Case, recipe: Recipe, near: bool) -> bool:
-    sizes = sizes_of(case, recipe, np.array([recipe.micro_batch]))
-    view = outlook(case, Choice.of(recipe), sizes, np.array([float(recipe.grad_accum)]))
-    share = float(view.memory.needed_bytes[0]) / memory_limit_bytes(case)
-    affordable = float(view.times.micro_s[0]) <= MAX_MICRO_S and share < OBVIOUS_OOM
-    return affordable and (not near or abs(share - 1.0) < NEAR)
-
-
-def measure(drawn: Path, out: Path, budget_s: float, measure_s: float) -> int:
-    """Measure what is drawn, in its order, until the budget is spent; resumes. Returns how many records there are."""
-    from calibration.local import LocalMeasurer
-    from calibration.machine import this_device, this_machine
-
-    begun = time.monotonic()
-    device, profile, journal = this_device(), datasheet_profile(this_machine()), Journal(out)
-    count = 0
-    with LocalMeasurer() as measurer:
-        for line in drawn.read_text().splitlines():
-            order = json.loads(line)
-            workload, recipe = load_or_trace(order["model"]), Recipe(**order["recipe"])
-            trial = make_trial(workload, recipe, profile, device, measure_s, 2.0 * recipe.grad_accum)
-            if time.monotonic() - begun > budget_s:
-                break
-            record = journal.find(trial) or measure_trial(trial, measurer, journal)
-            count += 1
-            sys.stderr.write(f"{time.monotonic() - begun:5.0f} s {record.model} {record.status} {record.step_s}\n")
-    return count
+    micro_s, share = expected(case, recipe)
+    return micro_s <= MAX_MICRO_S and share < OBVIOUS_OOM and (not near or abs(share - 1.0) < NEAR)
 
 
 def main() -> None:
@@ -117,7 +89,8 @@ def main() -> None:
     measuring.add_argument("--measure", type=float, default=1.2)
     options = parser.parse_args()
     if options.command == "measure":
-        sys.stderr.write(f"{measure(options.drawn, options.out, options.budget, options.measure)} records\n")
+        done = measure(options.drawn, options.out, budget_s=options.budget, measure_s=options.measure)
+        sys.stderr.write(f"{done} records\n")
         return
     orders = []
     for model in options.models.split(","):

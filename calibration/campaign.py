@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from calibration.measuring import measured_accumulations
-from calibration.trial import Trial
+from calibration.trial import Trial, grouped
 from calibration.windows import Clock
 from profiles.errors import CampaignError
 from profiles.records import append_measurement, identity, measurement_identity, read_measurements_and_problems
@@ -40,6 +40,10 @@ class Measurer(Protocol):
         """The record of one trial. Failures of the trial are records, never exceptions."""
         ...
 
+    def measure_group(self, trials: Sequence[Trial]) -> Iterator[Measurement]:
+        """The records of trials that share a trainee (see ``trial.grouped``), each as soon as it is known."""
+        ...
+
     def close(self) -> None:
         """End whatever still runs, within seconds. Must be harmless when nothing does."""
         ...
@@ -53,12 +57,16 @@ def run_campaign(
     on_progress: Progress | None = None,
     budget_s: float | None = None,
     retry: Collection[Status] = (),
+    share: bool = False,
+    judge: Judge = lambda r: r,
     clock: Clock = time.monotonic,
 ) -> list[Measurement]:
     """Measure the trials in order and return their records, those already in the journal included.
 
     Each record is in the journal before the next trial starts, so a campaign that was killed goes on where it was.
-    No trial starts once ``budget_s`` has passed. Records whose status is in ``retry`` are measured again.
+    No trial starts once ``budget_s`` has passed. Records whose status is in ``retry`` are measured again. With
+    ``share``, neighbours that can share a trainee do; otherwise each trial has a process of its own. ``judge`` as in
+    ``measure_each``.
 
     Raises:
         CampaignError: the worker cannot start, or every trial failed; then it carries the first one's own error.
@@ -67,28 +75,51 @@ def run_campaign(
     journal = Journal(journal_path, retry)
     start_s = clock()
     records: list[Measurement] = []
-    for trial in trials:
-        record = journal.find(trial)
-        if record is None:
-            if budget_s is not None and clock() - start_s >= budget_s:
-                continue
-            record = measure_trial(trial, measurer, journal)
+
+    def told(record: Measurement) -> None:
         records.append(record)
         if on_progress is not None:
             on_progress(len(records), len(trials), record)
+
+    def spent() -> bool:
+        return budget_s is not None and clock() - start_s >= budget_s
+
+    for group in grouped(trials) if share else [[trial] for trial in trials]:
+        known = {index: record for index, trial in enumerate(group) if (record := journal.find(trial)) is not None}
+        for record in known.values():
+            told(record)
+        open_ = [trial for index, trial in enumerate(group) if index not in known]
+        if not open_ or spent():
+            continue
+        for record in measure_each(open_, measurer, journal, judge):
+            told(record)
+            if spent():
+                break
     raise_if_all_failed(records)
     return records
 
 
-def measure_trial(trial: Trial, measurer: Measurer, journal: Journal, judge: Judge = lambda r: r) -> Measurement:
-    """Measure one trial and journal it, as ``judge`` sees it; the measurer is closed on Ctrl-C or any other way out."""
+def measure_each(
+    trials: Sequence[Trial], measurer: Measurer, journal: Journal, judge: Judge = lambda r: r
+) -> Iterator[Measurement]:
+    """Measure trials that share a trainee and journal them as ``judge`` sees them, one by one.
+
+    The measurer is closed on Ctrl-C or any other way out before the last.
+    """
     try:
-        record = judge(measurer.measure(trial))
-        journal.add(record)
+        for record in [measurer.measure(trials[0])] if len(trials) == 1 else measurer.measure_group(trials):
+            judged = judge(record)
+            journal.add(judged)
+            yield judged
     except BaseException:
         with contextlib.suppress(Exception):
             measurer.close()
         raise
+
+
+def measure_trial(trial: Trial, measurer: Measurer, journal: Journal, judge: Judge = lambda r: r) -> Measurement:
+    """``measure_each`` of one trial."""
+    (record,) = measure_each([trial], measurer, journal, judge)
     return record
 
 

@@ -9,7 +9,7 @@ It has its own clock, so nothing ever waits. Out of memory, hangs and crashes ar
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from calibration.measuring import Peaks, measured_accumulations, time_trainee, to_measurement
@@ -63,6 +63,10 @@ class FakeMachine:
         return replace(
             record, trial_s=self.now_s - start_s, device=Device(name="fake", memory_bytes=self._memory_bytes)
         )
+
+    def measure_group(self, trials: Sequence[Trial]) -> Iterator[Measurement]:
+        """The records of trials, one after the other."""
+        return map(self.measure, trials)
 
     def close(self) -> None:
         """Remember that it was closed."""

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -129,6 +130,51 @@ def test_no_trial_starts_after_the_budget(tmp_path):
     )
     assert 1 <= len(records) < 5
     assert machine.now_s > 1.5
+
+
+class InGroups(FakeMachine):
+    """Remembers which trials came together, and whether it was closed amid them."""
+
+    def __init__(self, **scripted):
+        super().__init__(**scripted)
+        self.groups = []
+
+    def measure_group(self, orders):
+        self.groups.append([order.recipe.micro_batch for order in orders])
+        return super().measure_group(orders)
+
+
+def on_gpu(*micro_batches, **knobs):
+    return [replace(one, device="cuda") for one in trials(*micro_batches, **knobs)]
+
+
+def test_neighbours_share_a_trainee_where_asked_to(tmp_path):
+    machine = InGroups(step_s=linear)
+    orders = [*on_gpu(1, 2), *on_gpu(3, precision="fp16"), *on_gpu(4, 5, optimizer="sgd")]
+    records = run_campaign(orders, machine, tmp_path / "j.jsonl", share=True)
+    assert machine.groups == [[1, 2], [4, 5]]
+    assert [record.recipe for record in records] == [order.recipe for order in orders]
+    run_campaign([*orders, *on_gpu(6, optimizer="sgd")], machine, tmp_path / "j.jsonl", share=True)
+    assert len(machine.trials) == 6, "what is in the journal is not measured again"
+    apart = InGroups(step_s=linear)
+    run_campaign(orders, apart, tmp_path / "k.jsonl")
+    assert not apart.groups
+    assert apart.trials == orders
+
+
+def test_a_group_is_left_and_its_process_ended_when_the_budget_is_spent(tmp_path):
+    machine = InGroups(step_s=linear)
+    records = run_campaign(
+        on_gpu(1, 2, 3, 4, 5), machine, tmp_path / "j.jsonl", share=True, budget_s=1.5, clock=lambda: machine.now_s
+    )
+    assert 1 <= len(records) < 5
+    assert machine.closed
+
+
+def test_a_judge_sees_every_record_before_the_journal_does(tmp_path):
+    journal = tmp_path / "j.jsonl"
+    run_campaign(trials(1, 2), FakeMachine(step_s=linear), journal, judge=lambda r: replace(r, note="judged"))
+    assert [record.note for record in read_measurements(journal)] == ["judged", "judged"]
 
 
 def test_two_models_of_one_name_are_told_apart_by_hash(tmp_path):
