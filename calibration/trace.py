@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -32,6 +33,8 @@ Array = NDArray[np.float64]
 _ATTENTION = ("eager", "sdpa")
 _COMMON_SIZES = (8.0, 512.0, 512.0)
 _LENGTH_TOLERANCE = 0.01
+_FAR_SEQ, _FAR_SHARE = 1031, 0.95
+"""A length of several chunks, of 64 to 256 positions each; the share of its bytes that passes without a warning."""
 
 
 class UntraceableError(InvalidInputError):
@@ -66,7 +69,8 @@ def trace(
         raise UntraceableError(
             f"model {preset.name}", [f"{preset.config.get('model_type')} cannot be traced: {reason}"]
         )
-    return _workload(preset, config, stacks, variants, unavailable)
+    warnings = _loop_warnings(variants) or _far_warnings(traced, preset, stacks)
+    return _workload(preset, config, stacks, variants, unavailable, warnings)
 
 
 def _trace_variants(
@@ -201,6 +205,7 @@ def _workload(
     stacks: tuple[Stack, ...],
     variants: list[Variant],
     unavailable: dict[str, str],
+    warnings: tuple[str, ...],
 ) -> Workload:
     import torch
     import transformers
@@ -229,7 +234,7 @@ def _workload(
         stacks=stacks,
         variants=tuple(variants),
         unavailable=unavailable,
-        warnings=(*warnings_for(preset), *_loop_warnings(variants)),
+        warnings=(*warnings_for(preset), *warnings),
         transformers_version=transformers.__version__,
         torch_version=torch.__version__.split("+")[0],
     )
@@ -242,6 +247,42 @@ def _loop_warnings(variants: list[Variant]) -> tuple[str, ...]:
             "loops over positions, as transformers does without the model's fused kernels; with them it is far faster",
         )
     return ()
+
+
+def _far_warnings(traced: Preset, preset: Preset, stacks: tuple[Stack, ...]) -> tuple[str, ...]:
+    """A model whose bytes at a length far beyond the traced one are more than its trace says.
+
+    Chunks longer than the traced length make one chunk of it whatever it is, and what is added to the length counts as
+    a constant: neither shows at short lengths. Compared are bytes moved in one fp32 micro-batch with eager attention.
+    """
+    points = choose_points(preset, build_config(traced))
+    if len(points) == 1:
+        return ()
+    far = _far(points[-1], preset)
+    try:
+        short, long = (record_micro_batch(traced, stacks, "fp32", "eager", False, p) for p in (points[-1], far))
+    except Exception as error:
+        return (
+            f"its trace could not be checked at {far.seq:,} positions: {' '.join(str(error).split())[:MAX_REASON]}",
+        )
+    sizes = (float(far.micro_batch), float(far.seq), float(far.decoder_seq))
+    told, real = (sum(value(op.bytes, *sizes) for op in recording.ops) for recording in (short, long))
+    if told >= _FAR_SHARE * real:
+        return ()
+    return (
+        f"at {far.seq:,} positions it moves {real / told:.1f} times the bytes that its trace says: time and memory are "
+        "under-predicted at real lengths, and what fits has to be tried",
+    )
+
+
+def _far(point: Point, preset: Preset) -> Point:
+    """The point at a length of several chunks, as far as the model's positions go."""
+    config = build_config(preset)
+    limit = max_positions(config)
+    least = _FAR_SEQ if limit is None or limit > 2 * _FAR_SEQ else limit // 2
+    sizes = _sizes_of(preset.config) | _sizes_of(config.to_dict()) | {point.micro_batch, point.decoder_seq}
+    (seq,) = pick_primes(sizes, limit, 1, max(least, point.seq + 1))
+    return replace(point, seq=seq)
 
 
 def _layers(config: Any) -> int:

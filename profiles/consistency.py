@@ -9,12 +9,13 @@ from profiles.schema import Fit, Measurement, Profile
 
 _TIMES = ("step_s", "step_s_low", "step_s_high", "micro_s", "compile_s", "trial_s")
 _SIZES = ("peak_bytes", "peak_reserved_bytes", "peak_device_bytes")
-_FIT_POSITIVE = ("interval_scale", "memory_factor", "reserved_factor")
+_FIT_POSITIVE = ("interval_scale", "memory_factor", "reserved_factor", "full_reserved_factor")
 _FIT_SPREADS = (
     "noise_sd_log",
     "host_sd_log",
     "memory_sd_log",
     "reserved_sd_log",
+    "full_reserved_sd_log",
     "workspace_bytes",
     "device_overhead_bytes",
     "device_overhead_sd_bytes",

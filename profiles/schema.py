@@ -393,7 +393,8 @@ class Fit:
     ``covariance`` is of the log factors, rows in the order of ``corrections``. ``noise_sd_log`` is what is left.
     ``interval_scale`` stretches normalised errors so that nominal 90 % covers 90 % (conformal).
     ``host_sessions``: log factor on host time of each session relative to the newest, which the corrections are of.
-    ``calibrated``: per knob, the values or the [low, high] range that measurements covered.
+    ``calibrated``: per knob, the values or the [low, high] range that measurements covered. ``reserved_factor`` is
+    reserved ÷ allocated bytes; the ``full`` ones hold where every block is checkpointed.
     """
 
     __pydantic_config__: ClassVar[Any] = _STRICT
@@ -410,6 +411,8 @@ class Fit:
     memory_sd_log: float = 0.03
     reserved_factor: float = 1.03
     reserved_sd_log: float = 0.02
+    full_reserved_factor: float = 1.11
+    full_reserved_sd_log: float = 0.06
     workspace_bytes: int = 40_000_000
     device_overhead_bytes: int = 600_000_000
     device_overhead_sd_bytes: int = 150_000_000

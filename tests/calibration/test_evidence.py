@@ -210,3 +210,18 @@ def _near(shown):
 
 def _number(text):
     return float(text.replace(",", ""))
+
+
+def test_the_upper_value_of_device_memory_is_one():
+    """Oracle: what the driver counted while the ground truth ran; the upper value is a bound of 99 %."""
+    from calibration.rows import memory_within
+    from calibration.verdicts import limit_bytes
+
+    limit = limit_bytes(shipped())
+    ran = [r for r in truth() if r.status == "ok"]
+    above = [
+        r.recipe
+        for r in ran
+        if r.peak_device_bytes > float(memory_within(r, workload_of(r), shipped().fit, limit).peak_bytes_high[0]) + 1
+    ]
+    assert len(above) <= 0.01 * len(ran), above

@@ -14,7 +14,7 @@ from calibration.monomials import value
 from calibration.recorder import merge_in_place_sums
 from calibration.timeline import Place, PlacedPoint, rounded
 from profiles.schema import MemoryPoint, Preset, Stack, Variant
-from profiles.store import load_workload
+from profiles.store import load_preset, load_workload
 from simulator.components import evaluate
 
 MAMBA = Preset(
@@ -146,3 +146,24 @@ def test_shipped_traces_hold_the_logits_and_nothing_negative(name):
             totals.append(sum(here))
         assert (np.max(totals, axis=0) >= logits).all()
         assert (np.max(totals, axis=0) <= 2000 * logits).all(), "a blown-up polynomial"
+
+
+@pytest.mark.parametrize("chunk", [64, 256])
+def test_work_in_chunks_longer_than_a_short_trace_is_warned_of(chunk):
+    """Mamba-2: lengths that all pad to one chunk look like one program; several chunks tell."""
+    preset = replace(
+        MAMBA,
+        name="tiny-mamba2",
+        config={
+            "model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "hidden_size": 48, "state_size": 8,
+            "num_hidden_layers": 4, "vocab_size": 1000, "head_dim": 24, "num_heads": 4, "n_groups": 1,
+            "chunk_size": chunk,
+        },
+    )  # fmt: skip
+    some = {"numerics": ("fp32",), "attentions": ("eager",), "checkpointing": (False,)}
+    try:
+        told = tracing.trace(preset, **some).warnings
+    except tracing.UntraceableError as error:
+        told = [str(error)]
+    assert any("times the bytes that its trace says" in line or "in chunks" in line for line in told)
+    assert not any("its trace says" in line for line in tracing.trace(load_preset("pythia-14m"), **some).warnings)
